@@ -1,0 +1,22 @@
+"""Errors that speak to a person: what was given, what was expected, what to do, in one line."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class BadRequestError(ValueError):
+    """The request cannot be carried out as it stands; nothing was changed. The message says what to do."""
+
+
+class BadFileError(RuntimeError):
+    """A file is broken, truncated or not of the expected form. The message names it."""
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """The end of an error message about an unknown name: the nearest valid one, or all of them."""
+    known = [str(name) for name in known]
+    near = difflib.get_close_matches(given, known, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    shown = known if len(known) <= 12 else [*known[:12], f"… ({len(known)} in all)"]
+    return f"choose one of {', '.join(shown)}"

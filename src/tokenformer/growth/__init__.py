@@ -1,0 +1,7 @@
+"""Growth by parameter tokens: plan it, grow the model, and let the optimizer follow."""
+
+from .grow import apply_growth, grow
+from .optimizer import grow_optimizer
+from .plan import METHODS, Growth, LayerGrowth, plan_growth
+
+__all__ = ["METHODS", "Growth", "LayerGrowth", "apply_growth", "grow", "grow_optimizer", "plan_growth"]

@@ -1,0 +1,86 @@
+"""Growth of one Pattention layer: what happens to its keys, values and tau.
+
+    zero     appended keys are zero and score zero; GeLU(0) = 0 and the L2 norm is as it was, whatever the appended
+             values are. tau stays.
+    split    every token becomes c tokens with its key; their values sum to its value. The L2 norm grows by √c, so
+             tau does too (for softmax, by c). Tokens beyond the largest multiple are appended as by zero.
+    random   appended keys and values are random and tau is that of a layer born at the new size: not exact.
+"""
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor
+
+from ..pattention import Pattention, default_tau
+from .plan import Growth, LayerGrowth
+
+
+@torch.no_grad()
+def grow_layer(name: str, layer: Pattention, growth: Growth) -> None:
+    """Grow a layer in place. Its Parameters stay the same objects, so that an optimizer still knows them."""
+    step = growth.layers[name]
+    keys, values = layer.key_tokens, layer.value_tokens
+    tau = _grown_tau(layer, step, growth.method)
+    if keys.is_meta:
+        new_keys, new_values = keys.new_empty(step.after, layer.d_in), values.new_empty(step.after, layer.d_out)
+    else:
+        generator = _generator(growth.seed, name)
+        split_at = step.copies * step.before
+        new_values = values.new_empty(step.after, layer.d_out)
+        _share_out(values, step, growth.noise, new_values[:split_at], generator)
+        _fill_normal(new_values[split_at:], _scale(values), generator)
+        new_keys = keys.new_zeros(step.after, layer.d_in)
+        new_keys[:split_at] = keys.repeat(step.copies, 1)
+        if growth.method == "random":
+            _fill_normal(new_keys[split_at:], _scale(keys), generator)
+    _replace_data(layer.key_tokens, new_keys)
+    _replace_data(layer.value_tokens, new_values)
+    layer.tau = tau
+
+
+def _grown_tau(layer: Pattention, step: LayerGrowth, method: str) -> Tensor:
+    if method == "random":
+        return torch.full_like(layer.tau, default_tau(step.after, layer.kind))
+    return layer.tau * (step.copies if layer.kind == "softmax" else math.sqrt(step.copies))
+
+
+def _share_out(values: Tensor, step: LayerGrowth, noise: float, out: Tensor, generator: torch.Generator) -> None:
+    """Fill `out` with `copies` parts of `values` that sum to it: a c-th each, plus random parts that sum to zero."""
+    parts = out.view(step.copies, *values.shape)
+    if step.copies == 1:
+        parts[0] = values
+        return
+    wide = values.to(torch.promote_types(values.dtype, torch.float32))
+    random = torch.empty(parts.shape, dtype=torch.float32)
+    _fill_normal(random, noise * _scale(values), generator)
+    random -= random.mean(dim=0)
+    parts[:-1] = wide / step.copies + random[:-1].to(wide)
+    # The last part is what is left, so that the rounding of the others to a narrow dtype is made good.
+    parts[-1] = wide - parts[:-1].to(wide.dtype).sum(dim=0)
+
+
+def _fill_normal(out: Tensor, std: float, generator: torch.Generator) -> None:
+    """Drawn on the CPU in fp32, so that a seed means the same tokens on every device and in every dtype."""
+    out.copy_(torch.randn(out.shape, generator=generator, dtype=torch.float32) * std)
+
+
+def _scale(tokens: Tensor) -> float:
+    """The root mean square of existing tokens; that of a new layer if they are all zero."""
+    rms = tokens.to(torch.promote_types(tokens.dtype, torch.float32)).square().mean().sqrt().item()
+    return rms or tokens.shape[0] ** -0.5
+
+
+def _generator(seed: int, name: str) -> torch.Generator:
+    """One stream a layer, so that a layer's new tokens do not depend on which others grow, or in which order."""
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+def _replace_data(parameter: Tensor, data: Tensor) -> None:
+    parameter.grad = None
+    # A loss that is still alive holds a gradient accumulator with the old shape; a change of dtype drops it.
+    other = torch.float16 if parameter.dtype != torch.float16 else torch.float32
+    parameter.data = torch.empty(0, dtype=other, device=parameter.device)
+    parameter.data = data

@@ -1,0 +1,174 @@
+"""What a growth step will do, decided and checked before a number moves.
+
+Enters: a model and a request (a factor, token counts, or the name of a preset). Leaves: a Growth, which names
+every layer with its token counts before and after; or a one-line error, with the model untouched.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from ..errors import BadRequestError, did_you_mean
+from ..models import TokenFormerConfig
+from ..pattention import Pattention, pattention_layers
+
+METHODS = ("zero", "split", "random")
+
+
+@dataclass(frozen=True)
+class LayerGrowth:
+    """One layer: every old token comes to stand `copies` times, then new tokens fill up to `after`."""
+
+    before: int
+    after: int
+    copies: int
+
+    @property
+    def appended(self) -> int:
+        return self.after - self.copies * self.before
+
+
+@dataclass(frozen=True)
+class Growth:
+    """One growth step of a model. `noise` is the size of split's random parts, in units of the values' scale."""
+
+    method: str
+    seed: int
+    noise: float
+    layers: dict[str, LayerGrowth]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Growth":
+        """The inverse of `to_dict`."""
+        layers = {name: LayerGrowth(**layer) for name, layer in data["layers"].items()}
+        return cls(data["method"], data["seed"], data["noise"], layers)
+
+
+def plan_growth(
+    model: nn.Module,
+    factor: float | None = None,
+    *,
+    num_tokens: Mapping[str, int] | int | None = None,
+    to: str | None = None,
+    method: str = "zero",
+    seed: int = 0,
+    noise: float = 1.0,
+    exact: bool = True,
+) -> Growth:
+    """Check a request against a model and work it out layer by layer. The arguments are those of `grow`."""
+    if method not in METHODS:
+        raise BadRequestError(f"grow: method={method!r} is not known; {did_you_mean(method, METHODS)}")
+    if method == "random" and exact:
+        raise BadRequestError(
+            "grow: method='random' changes what the model computes; say exact=False to accept that, or use 'zero' or "
+            "'split'"
+        )
+    layers = dict(pattention_layers(model))
+    if not layers:
+        raise BadRequestError(f"grow: {type(model).__name__} has no Pattention layer")
+    targets = _targets(model, layers, factor, num_tokens, to)
+    return Growth(
+        method, seed, noise, {name: _plan_layer(name, layers[name], n, method) for name, n in targets.items()}
+    )
+
+
+def find_config(model: nn.Module) -> TokenFormerConfig | None:
+    """The TokenFormer configuration of a model, also when it stands inside a wrapper."""
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if isinstance(config, TokenFormerConfig):
+            return config
+    return None
+
+
+def _targets(
+    model: nn.Module,
+    layers: dict[str, Pattention],
+    factor: float | None,
+    num_tokens: Mapping[str, int] | int | None,
+    to: str | None,
+) -> dict[str, int]:
+    """The token count each layer shall have; layers that keep theirs are left out."""
+    given = [name for name, value in (("factor", factor), ("num_tokens", num_tokens), ("to", to)) if value is not None]
+    if len(given) != 1:
+        raise BadRequestError(
+            f"grow: {' and '.join(given) or 'no size'} was given; give one of factor=2, num_tokens={{…}}, to='354m'"
+        )
+    if factor is not None:
+        if not factor > 1:
+            raise BadRequestError(f"grow: factor={factor} was given; it must be larger than 1")
+        return {name: round(layer.num_tokens * factor) for name, layer in layers.items()}
+    config = find_config(model)
+    if to is not None:
+        num_tokens = _preset_tokens(config, to)
+    if isinstance(num_tokens, int):
+        return dict.fromkeys(layers, num_tokens)
+    assert num_tokens is not None
+    if not num_tokens:
+        raise BadRequestError("grow: num_tokens is empty; name at least one size")
+    targets: dict[str, int] = {}
+    for key, count in num_tokens.items():
+        for name in _layers_called(key, layers, config):
+            targets[name] = count
+    return targets
+
+
+def _preset_tokens(config: TokenFormerConfig | None, to: str) -> dict[str, int]:
+    """The counts that a preset changes, if it has this model's width and depth."""
+    if config is None:
+        raise BadRequestError(f"grow: to={to!r} needs a TokenFormer model; give factor= or num_tokens= instead")
+    target = type(config).preset(to)
+    for field in ("hidden_size", "num_hidden_layers", "num_attention_heads"):
+        have, want = getattr(config, field), getattr(target, field)
+        if have != want:
+            raise BadRequestError(
+                f"grow: preset {to!r} has {field}={want}, this model has {have}; growth adds tokens only, so choose a "
+                "preset of the same width and depth"
+            )
+    changed = {role: n for role, n in target.num_tokens.items() if n != config.num_tokens[role]}
+    if not changed:
+        raise BadRequestError(f"grow: the model already has the token counts of preset {to!r}")
+    return changed
+
+
+def _layers_called(key: str, layers: dict[str, Pattention], config: TokenFormerConfig | None) -> list[str]:
+    """The layers a key of num_tokens means: by role in a TokenFormer, by name or pattern in any other module."""
+    if config is not None:
+        if key not in config.token_roles:
+            raise BadRequestError(
+                f"grow: num_tokens has the key {key!r}; {did_you_mean(key, config.token_roles)}"
+            )
+        return [name for name in layers if name.rpartition(".")[2] in config.token_roles[key]]
+    names = [name for name in layers if fnmatchcase(name, key)]
+    if not names:
+        raise BadRequestError(f"grow: no Pattention layer is called {key!r}; {did_you_mean(key, layers)}")
+    return names
+
+
+def _plan_layer(name: str, layer: Pattention, after: int, method: str) -> LayerGrowth:
+    before = layer.num_tokens
+    if after < before:
+        raise BadRequestError(f"grow: {name} has {before} tokens and {after} were asked for; growth cannot shrink")
+    if after == before:
+        raise BadRequestError(
+            f"grow: {name} already has {before} tokens; ask for more, or leave it out to keep its size"
+        )
+    growth = LayerGrowth(before, after, copies=after // before if method == "split" else 1)
+    if layer.kind == "softmax" and method == "zero":
+        raise BadRequestError(
+            f"grow: {name} uses softmax, where a zero key still takes probability mass (e⁰ = 1), so method='zero' "
+            "cannot be exact; use method='split'"
+        )
+    if layer.kind == "softmax" and method == "split" and growth.appended:
+        raise BadRequestError(
+            f"grow: {name} uses softmax, which split can only grow to a multiple of its {before} tokens, and {after} "
+            f"is not one; ask for {growth.copies * before or before * 2} or {(growth.copies + 1) * before}"
+        )
+    return growth

@@ -1,0 +1,74 @@
+"""The model card written beside the weights: what the model is, how it grew, how to load it."""
+
+import os
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from ..pattention import pattention_layers
+
+TEMPLATE = """\
+---
+library_name: transformers
+tags:
+- tokenformer
+---
+# A TokenFormer language model
+
+Every linear projection of this model is an attention over learnable parameter tokens (Pattention), so it can be
+grown by appending tokens without changing what it computes.
+
+| | |
+|---|---|
+| parameters | {parameters:,} |
+| width, layers, heads | {width}, {layers}, {heads} |
+| parameter tokens (each of query, key, value / output / feed-forward) | {qkv} / {out} / {ffn} |
+| Pattention | {kind}, tau {tau} |
+| vocabulary, context | {vocabulary}, {context} |
+
+## Use
+```python
+import tokenformer  # registers the model with transformers
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")
+```
+To grow it: `tokenformer.grow(model, factor=2)`.
+
+## How it grew
+{growth}
+"""
+
+
+def write_card(model: PreTrainedModel, folder: str | os.PathLike) -> None:
+    """Write README.md into a saved model's folder, unless one is there that we did not write."""
+    path = Path(folder) / "README.md"
+    if path.exists() and "- tokenformer\n---" not in path.read_text(errors="replace"):
+        return
+    path.write_text(render_card(model))
+
+
+def render_card(model: PreTrainedModel) -> str:
+    """The card's text."""
+    config = model.config
+    taus = sorted({round(layer.tau.item(), 2) for _, layer in pattention_layers(model) if not layer.tau.is_meta})
+    steps = [
+        f"{i}. {step['method']} (seed {step['seed']}): {_counts(step['before'])} -> {_counts(step['after'])}"
+        for i, step in enumerate(config.growth_history or [], start=1)
+    ]
+    return TEMPLATE.format(
+        parameters=model.num_parameters(),
+        width=config.hidden_size,
+        layers=config.num_hidden_layers,
+        heads=config.num_attention_heads,
+        **config.num_tokens,
+        kind=config.pattention_kind,
+        tau=", ".join(f"{tau:g}" for tau in taus) or "as saved",
+        vocabulary=config.vocab_size,
+        context=config.max_position_embeddings,
+        growth="\n".join(steps) or "It has not: trained at this size from the start.",
+    )
+
+
+def _counts(tokens: dict[str, int]) -> str:
+    return "/".join(str(n) for n in tokens.values())

@@ -1,0 +1,90 @@
+"""TokenFormerConfig: the shape of a model, in transformers' idiom, with the named presets."""
+
+from typing import Any, ClassVar
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+from transformers.modeling_rope_utils import RopeParameters
+
+from ..errors import BadRequestError, did_you_mean
+from ..pattention import KINDS
+from .presets import PRESETS
+
+
+@strict
+class TokenFormerConfig(PreTrainedConfig):
+    """Shape and training-relevant constants of a TokenFormer.
+
+    qkv_tokens, out_tokens, ffn_tokens: parameter tokens of each query, key and value projection, of the output
+        projection, and of the feed-forward block. Growth changes these three numbers and nothing else.
+    pattention_kind: one of l2_gelu (the paper's), gelu_l2, softmax.
+    parametric_norm: weight and bias in the LayerNorms of the blocks; the paper's models have none.
+    value_initializer_range: standard deviation of new value tokens; None for the paper's 2 / (layers · √width).
+    chunked_loss: compute the loss in chunks that never hold the [tokens, vocabulary] logits, which are then not
+        returned. For training; see docs/tour.md.
+    growth_history: one entry a growth step: method, seed, token counts before and after.
+    """
+
+    model_type = "tokenformer"
+    keys_to_ignore_at_inference: ClassVar = ["past_key_values"]
+
+    vocab_size: int = 50304
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    qkv_tokens: int = 576
+    out_tokens: int = 576
+    ffn_tokens: int = 2304
+    pattention_kind: str = "l2_gelu"
+    parametric_norm: bool = False
+    max_position_embeddings: int = 2048
+    rope_parameters: RopeParameters | dict | None = None
+    attention_dropout: float | int = 0.0
+    layer_norm_eps: float = 1e-5
+    initializer_range: float = 0.02
+    value_initializer_range: float | None = None
+    chunked_loss: bool = False
+    use_cache: bool = True
+    bos_token_id: int | None = 0
+    eos_token_id: int | list[int] | None = 0
+    pad_token_id: int | None = None
+    tie_word_embeddings: bool = True
+    growth_history: list | None = None
+
+    # The layers, by the last part of their name, that each token count is for.
+    token_roles: ClassVar[dict[str, tuple[str, ...]]] = {
+        "qkv": ("query", "key", "value"),
+        "out": ("out",),
+        "ffn": ("ffn",),
+    }
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> "TokenFormerConfig":
+        """The configuration called `name` (see presets.py), with `changes` made to it."""
+        if name not in PRESETS:
+            raise BadRequestError(f"preset {name!r} is not known; {did_you_mean(name, PRESETS)}")
+        return cls(**{**PRESETS[name], **changes})
+
+    @property
+    def num_tokens(self) -> dict[str, int]:
+        """Parameter tokens by role."""
+        return {role: getattr(self, f"{role}_tokens") for role in self.token_roles}
+
+    def validate_architecture(self) -> None:
+        """Called by transformers whenever a configuration is made."""
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} does not divide by num_attention_heads={self.num_attention_heads}"
+            )
+        for role, count in self.num_tokens.items():
+            if count < 1:
+                raise ValueError(f"{role}_tokens={count} was given; at least 1 is needed")
+        if self.pattention_kind not in KINDS:
+            raise ValueError(
+                f"pattention_kind={self.pattention_kind!r} is not known; {did_you_mean(self.pattention_kind, KINDS)}"
+            )
+
+    def convert_rope_params_to_dict(self, **kwargs: Any) -> dict[str, Any]:
+        """The paper rotates a quarter of each head."""
+        kwargs.setdefault("partial_rotary_factor", 0.25)
+        return super().convert_rope_params_to_dict(**kwargs)

@@ -1,0 +1,190 @@
+"""The TokenFormer language model, native to transformers: Auto classes, generate, Trainer and pipeline all apply.
+
+Enters: token ids [batch, length]. Leaves: hidden states (TokenFormerModel), or logits and loss
+(TokenFormerForCausalLM).
+"""
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import initialization as init
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.generation import GenerationMixin
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import PreTrainedModel, slice_logits_to_keep
+from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
+from transformers.utils import can_return_tuple
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from ..pattention import Pattention, default_tau
+from .card import write_card
+from .config import TokenFormerConfig
+from .layers import TokenFormerAttention, TokenFormerLayer
+
+# Rows of logits held at a time by the chunked loss: 256 rows of a 50k vocabulary are 51 MB in fp32.
+LOSS_CHUNK = 256
+
+
+class TokenFormerPreTrainedModel(PreTrainedModel):
+    """What transformers needs to know about every TokenFormer: loading, saving, initialisation, abilities."""
+
+    config: TokenFormerConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["TokenFormerLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    _can_record_outputs = {"hidden_states": TokenFormerLayer, "attentions": TokenFormerAttention}
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, Pattention):
+            depth, width = self.config.num_hidden_layers, self.config.hidden_size
+            value_std = self.config.value_initializer_range or 2 / (depth * width**0.5)
+            init.normal_(module.key_tokens, std=self.config.initializer_range)
+            init.normal_(module.value_tokens, std=value_std)
+            init.constant_(module.tau, default_tau(module.num_tokens, module.kind))
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        """As transformers does, with a model card beside the weights unless the folder has one."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        if kwargs.get("is_main_process", True):
+            write_card(self, save_directory)
+
+
+class TokenFormerModel(TokenFormerPreTrainedModel):
+    """Embedding, blocks and final norm."""
+
+    def __init__(self, config: TokenFormerConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(TokenFormerLayer(config, i) for i in range(config.num_hidden_layers))
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.rotary_emb = GPTNeoXRotaryEmbedding(config)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """Hidden states of `input_ids` [batch, length], or of `inputs_embeds` [batch, length, width]."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        if position_ids is None:
+            seen = past_key_values.get_seq_length() if past_key_values is not None else 0
+            position_ids = (torch.arange(x.shape[1], device=x.device) + seen).unsqueeze(0)
+        mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=x,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            position_ids=position_ids,
+        )
+        position_embeddings = self.rotary_emb(x, position_ids=position_ids)
+        for layer in self.layers:
+            x = layer(
+                x,
+                attention_mask=mask,
+                position_embeddings=position_embeddings,
+                position_ids=position_ids,
+                past_key_values=past_key_values,
+                **kwargs,
+            )
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=past_key_values)
+
+
+class TokenFormerForCausalLM(TokenFormerPreTrainedModel, GenerationMixin):
+    """The language model: TokenFormerModel and an output layer tied to the embedding."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: TokenFormerConfig) -> None:
+        super().__init__(config)
+        self.model = TokenFormerModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits for the next token, and the loss if `labels` are given (-100 is ignored).
+
+        With `config.chunked_loss` and labels, the loss comes without the logits.
+        """
+        out = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        logits = loss = None
+        if labels is not None and self.config.chunked_loss:
+            loss = self._chunked_loss(out.last_hidden_state, labels, **kwargs)
+        else:
+            logits = self.lm_head(slice_logits_to_keep(out.last_hidden_state, logits_to_keep))
+            if labels is not None:
+                loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=out.past_key_values,
+            hidden_states=out.hidden_states,
+            attentions=out.attentions,
+        )
+
+    def _chunked_loss(
+        self,
+        hidden_states: Tensor,
+        labels: Tensor,
+        num_items_in_batch: Tensor | int | None = None,
+        shift_labels: Tensor | None = None,
+        ignore_index: int = -100,
+        **kwargs: Any,
+    ) -> Tensor:
+        """The loss function of transformers' causal models, without its logits."""
+        if shift_labels is None:
+            shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+        loss = F.linear_cross_entropy(
+            hidden_states.flatten(0, -2),
+            self.lm_head.weight,
+            shift_labels.flatten().to(hidden_states.device),
+            reduction="mean" if num_items_in_batch is None else "sum",
+            ignore_index=ignore_index,
+            options=nn.LinearCrossEntropyOptions(batch_chunk_size=LOSS_CHUNK),
+        )
+        return loss if num_items_in_batch is None else loss / num_items_in_batch

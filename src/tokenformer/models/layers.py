@@ -1,0 +1,76 @@
+"""The block every TokenFormer is built of: norm, attention, norm, feed-forward, with Pattention for every linear.
+
+Enters: hidden states [batch, length, width], a mask, rotary cosines and sines, a cache. Leaves: hidden states.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+from transformers.cache_utils import Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.gpt_neox.modeling_gpt_neox import apply_rotary_pos_emb, eager_attention_forward
+
+from ..pattention import Pattention
+
+
+class TokenFormerAttention(nn.Module):
+    """Multi-head attention between tokens; query, key, value and output are Pattentions."""
+
+    def __init__(self, config: PreTrainedConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.config, self.layer_idx, self.is_causal = config, layer_idx, True
+        self.head_dim = config.hidden_size // config.num_attention_heads
+        self.scaling = self.head_dim**-0.5
+        d, kind = config.hidden_size, config.pattention_kind
+        self.query = Pattention(d, d, config.qkv_tokens, kind)
+        self.key = Pattention(d, d, config.qkv_tokens, kind)
+        self.value = Pattention(d, d, config.qkv_tokens, kind)
+        self.out = Pattention(d, d, config.out_tokens, kind)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        batch_length = hidden_states.shape[:-1]
+        query, key, value = (
+            project(hidden_states).view(*batch_length, -1, self.head_dim).transpose(1, 2)  # [batch, heads, length, d]
+            for project in (self.query, self.key, self.value)
+        )
+        if position_embeddings is not None:
+            query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.layer_idx)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        attended, weights = attend(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            scaling=self.scaling,
+            dropout=self.config.attention_dropout if self.training else 0.0,
+            **kwargs,
+        )
+        return self.out(attended.reshape(*batch_length, -1).contiguous()), weights
+
+
+class TokenFormerLayer(GradientCheckpointingLayer):
+    """One pre-norm block. A single Pattention is the whole feed-forward network."""
+
+    def __init__(self, config: PreTrainedConfig, layer_idx: int) -> None:
+        super().__init__()
+        d, eps, affine = config.hidden_size, config.layer_norm_eps, config.parametric_norm
+        self.attention_norm = nn.LayerNorm(d, eps, elementwise_affine=affine)
+        self.attention = TokenFormerAttention(config, layer_idx)
+        self.ffn_norm = nn.LayerNorm(d, eps, elementwise_affine=affine)
+        self.ffn = Pattention(d, d, config.ffn_tokens, config.pattention_kind)
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+        hidden_states = hidden_states + self.attention(self.attention_norm(hidden_states), **kwargs)[0]
+        return hidden_states + self.ffn(self.ffn_norm(hidden_states))

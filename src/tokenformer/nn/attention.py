@@ -1,0 +1,105 @@
+"""Multi-head attention whose four projections are Pattentions, with the call of torch.nn.MultiheadAttention."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..errors import BadRequestError
+from ..pattention import Pattention
+
+
+class MultiheadAttention(nn.Module):
+    """Attention of `query` over `key` and `value`, each projected by a Pattention of `num_tokens` tokens.
+
+    Shapes and masks are torch's: [L, N, E] or [N, L, E] with `batch_first`, or [L, E] without a batch; True in
+    a boolean mask hides a position, a float mask is added to the scores. `is_causal` without `attn_mask` makes
+    the causal mask; with one it is a hint that the mask is causal, and the mask itself is used.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        *,
+        num_tokens: int | None = None,
+        kind: str = "l2_gelu",
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if embed_dim % num_heads:
+            raise BadRequestError(
+                f"MultiheadAttention: embed_dim={embed_dim} does not divide by num_heads={num_heads}"
+            )
+        self.embed_dim, self.num_heads, self.dropout, self.batch_first = embed_dim, num_heads, dropout, batch_first
+        n = num_tokens or embed_dim
+        self.query = Pattention(embed_dim, embed_dim, n, kind, device=device, dtype=dtype)
+        self.key = Pattention(kdim or embed_dim, embed_dim, n, kind, device=device, dtype=dtype)
+        self.value = Pattention(vdim or embed_dim, embed_dim, n, kind, device=device, dtype=dtype)
+        self.out = Pattention(embed_dim, embed_dim, n, kind, device=device, dtype=dtype)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns the attended values, and the attention weights if `need_weights`."""
+        batched = query.dim() == 3
+        if not batched:
+            query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+        elif not self.batch_first:
+            query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
+
+        q, k, v = self._heads(self.query(query)), self._heads(self.key(key)), self._heads(self.value(value))
+        mask = self._mask(q, k, attn_mask, key_padding_mask, is_causal)  # [N or 1, H or 1, L, S]
+        p = self.dropout if self.training else 0.0
+        weights = None
+        if need_weights:
+            scores = q @ k.mT / q.shape[-1] ** 0.5
+            weights = scores.softmax(-1) if mask is None else (scores + mask).softmax(-1)  # [N, H, L, S]
+            weights = F.dropout(weights, p, self.training)
+            attended = weights @ v
+            weights = weights.mean(1) if average_attn_weights else weights
+        else:
+            attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p)  # [N, H, L, E/H]
+        out = self.out(attended.transpose(1, 2).flatten(2))  # [N, L, E]
+
+        if not batched:
+            return out.squeeze(0), None if weights is None else weights.squeeze(0)
+        return (out if self.batch_first else out.transpose(0, 1)), weights
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # [N, H, L, E/H]
+
+    def _mask(
+        self, q: Tensor, k: Tensor, attn_mask: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
+    ) -> Tensor | None:
+        """All masks as one, to be added to the scores."""
+        length, source = q.shape[-2], k.shape[-2]
+        if attn_mask is None and is_causal:
+            attn_mask = torch.ones(length, source, dtype=torch.bool, device=q.device).triu(1)
+        if attn_mask is not None:
+            attn_mask = _additive(attn_mask, q.dtype)
+            if attn_mask.dim() == 3:
+                attn_mask = attn_mask.view(-1, self.num_heads, length, source)
+        if key_padding_mask is None:
+            return attn_mask
+        padding = _additive(key_padding_mask, q.dtype)[:, None, None, :]
+        return padding if attn_mask is None else attn_mask + padding
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    if mask.dtype != torch.bool:
+        return mask.to(dtype)
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask, float("-inf"))

@@ -1,0 +1,92 @@
+"""Pattention as a layer: a drop-in for nn.Linear whose parameters are key and value tokens."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import BadRequestError, did_you_mean
+from .functional import KINDS, default_tau, pattention
+
+
+class Pattention(nn.Module):
+    """Maps [..., d_in] to [..., d_out] by attention over `num_tokens` learnable (key, value) pairs.
+
+    `tau` is fixed at birth and saved with the state: a layer that has grown keeps the scale it was trained
+    with, and a reloaded one computes what was saved. It stays in fp32 when the layer is cast lower, because
+    bf16 cannot hold √n for most n.
+    """
+
+    tau: Tensor
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        num_tokens: int,
+        kind: str = "l2_gelu",
+        tau: float | None = None,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        for name, size in (("d_in", d_in), ("d_out", d_out), ("num_tokens", num_tokens)):
+            if size < 1:
+                raise BadRequestError(f"Pattention: {name}={size} was given; at least 1 is needed")
+        if kind not in KINDS:
+            raise BadRequestError(f"Pattention: kind={kind!r} is not known; {did_you_mean(kind, KINDS)}")
+        if tau is not None and not tau > 0:
+            raise BadRequestError(f"Pattention: tau={tau} was given; a positive number is needed")
+        self.kind = kind
+        self.key_tokens = nn.Parameter(torch.empty(num_tokens, d_in, device=device, dtype=dtype))
+        self.value_tokens = nn.Parameter(torch.empty(num_tokens, d_out, device=device, dtype=dtype))
+        tau = default_tau(num_tokens, kind) if tau is None else float(tau)
+        tau_dtype = torch.promote_types(self.key_tokens.dtype, torch.float32)
+        self.tau = nn.Buffer(torch.tensor(tau, device=device, dtype=tau_dtype))
+        self.reset_parameters()
+
+    @property
+    def d_in(self) -> int:
+        return self.key_tokens.shape[1]
+
+    @property
+    def d_out(self) -> int:
+        return self.value_tokens.shape[1]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.key_tokens.shape[0]
+
+    def reset_parameters(self, key_std: float = 0.02, value_std: float | None = None) -> None:
+        """Draw new tokens. By default values are N(0, 1/n), which gives outputs a variance near 0.4."""
+        nn.init.normal_(self.key_tokens, std=key_std)
+        nn.init.normal_(self.value_tokens, std=self.num_tokens**-0.5 if value_std is None else value_std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return pattention(x, self.key_tokens, self.value_tokens, self.tau, self.kind)
+
+    def extra_repr(self) -> str:
+        tau = "meta" if self.tau.is_meta else f"{self.tau.item():.4g}"
+        return f"{self.d_in}, {self.d_out}, num_tokens={self.num_tokens}, kind={self.kind!r}, tau={tau}"
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Pattention":
+        tau = self.tau
+        super()._apply(fn, recurse)
+        if torch.finfo(self.tau.dtype).bits < 32:
+            self.tau = tau.to(device=self.tau.device)
+        return self
+
+
+def pattention_layers(model: nn.Module) -> Iterator[tuple[str, Pattention]]:
+    """Every Pattention of a model with its name, each once, in the order of the model."""
+    for name, module in model.named_modules():
+        if isinstance(module, Pattention):
+            yield name, module
+
+
+def set_submodule(model: nn.Module, name: str, new: Any) -> None:
+    """Put `new` where `model` has the module called `name`."""
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, new)
