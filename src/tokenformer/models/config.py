@@ -27,6 +27,12 @@ class TokenFormerConfig(PreTrainedConfig):
 
     model_type = "tokenformer"
     keys_to_ignore_at_inference: ClassVar = ["past_key_values"]
+    # The style "parameter_tokens" is ours: see parallel.py.
+    base_model_tp_plan: ClassVar = {
+        "embed_tokens": "embedding_rowwise",
+        **{f"layers.*.attention.{name}": "parameter_tokens" for name in ("query", "key", "value", "out")},
+        "layers.*.ffn": "parameter_tokens",
+    }
 
     vocab_size: int = 50304
     hidden_size: int = 768

@@ -17,17 +17,23 @@ from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import PreTrainedModel, slice_logits_to_keep
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
-from transformers.utils import can_return_tuple
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from ..pattention import Pattention, default_tau
+from ..pattention.wide import WideBuffers
 from .card import write_card
 from .config import TokenFormerConfig
 from .layers import TokenFormerAttention, TokenFormerLayer
 
 # Rows of logits held at a time by the chunked loss: 256 rows of a 50k vocabulary are 51 MB in fp32.
 LOSS_CHUNK = 256
+
+
+class TokenFormerRotaryEmbedding(WideBuffers, GPTNeoXRotaryEmbedding):
+    """transformers' partial rotary embedding; its frequencies stay in fp32, or far positions would drift in bf16."""
 
 
 class TokenFormerPreTrainedModel(PreTrainedModel):
@@ -70,13 +76,13 @@ class TokenFormerModel(TokenFormerPreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(TokenFormerLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.rotary_emb = GPTNeoXRotaryEmbedding(config)
+        self.rotary_emb = TokenFormerRotaryEmbedding(config)
         self.gradient_checkpointing = False
         self.post_init()
 
     @merge_with_config_defaults
     @capture_outputs
-    def forward(
+    def forward(  # type: ignore[misc]  # TransformersKwargs repeats position_ids
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
@@ -84,7 +90,7 @@ class TokenFormerModel(TokenFormerPreTrainedModel):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPast:
         """Hidden states of `input_ids` [batch, length], or of `inputs_embeds` [batch, length, width]."""
         if (input_ids is None) == (inputs_embeds is None):
@@ -118,6 +124,7 @@ class TokenFormerModel(TokenFormerPreTrainedModel):
 class TokenFormerForCausalLM(TokenFormerPreTrainedModel, GenerationMixin):
     """The language model: TokenFormerModel and an output layer tied to the embedding."""
 
+    _tp_plan = {"lm_head": "colwise_gather_output"}
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config: TokenFormerConfig) -> None:
@@ -127,7 +134,7 @@ class TokenFormerForCausalLM(TokenFormerPreTrainedModel, GenerationMixin):
         self.post_init()
 
     @can_return_tuple
-    def forward(
+    def forward(  # type: ignore[misc]  # TransformersKwargs repeats position_ids
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
@@ -137,7 +144,7 @@ class TokenFormerForCausalLM(TokenFormerPreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> CausalLMOutputWithPast:
         """Logits for the next token, and the loss if `labels` are given (-100 is ignored).
 

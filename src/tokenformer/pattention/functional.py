@@ -13,7 +13,7 @@ devices, frozen or trained) form one layer when their normalisers are joined and
 """
 
 import math
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -22,13 +22,14 @@ from torch.nn import functional as F
 Kind = Literal["l2_gelu", "gelu_l2", "softmax"]
 KINDS: tuple[str, ...] = get_args(Kind)
 
-# Rows with a larger entry are scaled down before the score matmul, by a power of two, so that no score
-# overflows. Rows after a LayerNorm never are: their entries stay below √d.
+# Rows are scaled by a power of two until their largest entry lies in (32, 64], so that no score overflows and
+# none drowns in rounding, in any dtype. Smaller rows than 64 / 2¹⁶ are scaled by no more than 2¹⁶.
 LARGEST_ENTRY = 64.0
+SMALLEST_EXPONENT = -16
 
-# A row whose scores have a smaller root mean square is treated as this small: an all-zero row then gives
+# The root mean square of a scaled row's scores, if smaller, is taken to be this: an all-zero row then gives
 # zero, not 0/0, and its gradient is finite.
-SMALLEST_RMS = 1e-6
+SMALLEST_RMS = 2.0**-10
 
 
 def default_tau(num_tokens: int, kind: str) -> float:
@@ -40,27 +41,24 @@ def pattention(
     x: Tensor, key_tokens: Tensor, value_tokens: Tensor, tau: float | Tensor, kind: str = "l2_gelu"
 ) -> Tensor:
     """Attention of the rows of x over parameter tokens."""
-    scores, scale, floor = token_scores(x, key_tokens)
+    scores, scale = token_scores(x, key_tokens)
     scores = rectify(scores, scale, kind)
-    weights = weigh(scores, normaliser(scores, kind), tau, floor, kind)  # [..., n]
+    weights = weigh(scores, normaliser(scores, kind), tau, kind)  # [..., n]
     compute_dtype = torch.promote_types(x.dtype, value_tokens.dtype)
     return weights.to(compute_dtype) @ value_tokens
 
 
-def token_scores(x: Tensor, key_tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores of rows scaled to at most LARGEST_ENTRY, in fp32 or wider; the scales; the smallest norm per √n.
+def token_scores(x: Tensor, key_tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores of the scaled rows, in fp32 or wider, and the scales: the true scores are `scores * scale`.
 
-    The true scores are `scores * scale`. The L2 kinds do not feel the scale, so it is never multiplied back
-    where it could overflow.
+    The L2 kinds do not feel the scale, so it is not multiplied back where it could overflow.
     """
     with torch.no_grad():
         largest = torch.linalg.vector_norm(x, ord=math.inf, dim=-1, keepdim=True)  # [..., 1]
-        exponent = torch.log2(largest.to(_wide(x.dtype)) / LARGEST_ENTRY).ceil().clamp(min=0)
-        scale = torch.exp2(exponent)
-    scores = (x / scale.to(x.dtype)) @ key_tokens.mT  # [..., n]
-    # Under autocast the matmul chose the dtype, and fp16 scores below its smallest normal number are noise.
-    floor = max(SMALLEST_RMS, torch.finfo(scores.dtype).tiny) / scale
-    return scores.to(_wide(scores.dtype)), scale, floor
+        exponent = torch.log2(largest.to(_wide(x.dtype)) / LARGEST_ENTRY).ceil()
+        scale = torch.exp2(exponent.clamp(min=SMALLEST_EXPONENT))
+    scores = _ScaleRows.apply(x, scale) @ key_tokens.mT  # [..., n]
+    return scores.to(_wide(scores.dtype)), scale
 
 
 def rectify(scores: Tensor, scale: Tensor, kind: str) -> Tensor:
@@ -83,14 +81,36 @@ def normaliser(scores: Tensor, kind: str) -> Tensor:
     return scores.square().sum(dim=-1, keepdim=True)  # [..., 1]
 
 
-def weigh(scores: Tensor, normaliser: Tensor, tau: float | Tensor, floor: Tensor, kind: str) -> Tensor:
+def weigh(scores: Tensor, normaliser: Tensor, tau: float | Tensor, kind: str) -> Tensor:
     """The weight each value token gets, from its rectified score and the row's normaliser."""
     if kind == "softmax":
         return (scores - normaliser).exp() * tau
-    # sqrt has no gradient at zero, hence the clamp under it; the floor then decides, and passes none back.
-    norm = normaliser.clamp(min=torch.finfo(normaliser.dtype).tiny).sqrt() / tau
-    normalised = scores / torch.maximum(norm, floor)
+    # The clamp before the square root keeps the gradient of an all-zero row finite: it passes none back.
+    smallest = (SMALLEST_RMS * tau) ** 2
+    rms = normaliser.clamp(min=smallest).sqrt() / tau
+    normalised = scores / rms
     return F.gelu(normalised) if kind == "l2_gelu" else normalised
+
+
+class _ScaleRows(torch.autograd.Function):
+    """x / scale, whose gradient saturates instead of overflowing: at a tiny row the true one can pass fp16's range."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, scale: Tensor) -> Tensor:
+        return (x.to(scale.dtype) / scale).to(x.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+        ctx.dtype = inputs[0].dtype
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (scale,) = ctx.saved_tensors
+        largest = torch.finfo(ctx.dtype).max
+        return (gradient.to(scale.dtype) / scale).clamp(-largest, largest).to(ctx.dtype), None
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -1,6 +1,6 @@
 """Pattention as a layer: a drop-in for nn.Linear whose parameters are key and value tokens."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from ..errors import BadRequestError, did_you_mean
 from .functional import KINDS, default_tau, pattention
+from .wide import WideBuffers
 
 
-class Pattention(nn.Module):
+class Pattention(WideBuffers):
     """Maps [..., d_in] to [..., d_out] by attention over `num_tokens` learnable (key, value) pairs.
 
     `tau` is fixed at birth and saved with the state: a layer that has grown keeps the scale it was trained
@@ -70,13 +71,6 @@ class Pattention(nn.Module):
     def extra_repr(self) -> str:
         tau = "meta" if self.tau.is_meta else f"{self.tau.item():.4g}"
         return f"{self.d_in}, {self.d_out}, num_tokens={self.num_tokens}, kind={self.kind!r}, tau={tau}"
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Pattention":
-        tau = self.tau
-        super()._apply(fn, recurse)
-        if torch.finfo(self.tau.dtype).bits < 32:
-            self.tau = tau.to(device=self.tau.device)
-        return self
 
 
 def pattention_layers(model: nn.Module) -> Iterator[tuple[str, Pattention]]:

@@ -1,0 +1,39 @@
+"""What every test shares: no network, few threads, reproducible property tests, and small models."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+import pytest
+import torch
+from hypothesis import settings
+from transformers.utils import logging
+
+from tokenformer import TokenFormerConfig, TokenFormerForCausalLM
+
+logging.disable_progress_bar()
+# The machine decides how long an example takes, so no deadline; derandomised, so that a failure comes back.
+settings.register_profile("house", deadline=None, derandomize=True, max_examples=40)
+settings.load_profile("house")
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def tiny():
+    """A tiny byte-level language model in evaluation mode."""
+    return make_tiny()
+
+
+def make_tiny(**changes) -> TokenFormerForCausalLM:
+    torch.manual_seed(0)
+    return TokenFormerForCausalLM(TokenFormerConfig.preset("tiny", **changes)).eval()
+
+
+def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """The largest difference, relative to the largest entry."""
+    return ((ours.double() - theirs.double()).abs().max() / theirs.double().abs().max()).item()

@@ -1,0 +1,188 @@
+"""The Pattention function: right against float64, finite for every finite input, one normaliser over groups."""
+
+import math
+
+import pytest
+import torch
+from conftest import relative_error
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenformer import KINDS, pattention
+from tokenformer.pattention.functional import (
+    default_tau,
+    normaliser,
+    rectify,
+    token_scores,
+    weigh,
+)
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+# Two matmuls and a normalisation, each rounding to the dtype: a few ulps of it.
+TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+
+
+def paper_formula(x, keys, values, tau, kind):
+    """Word for word from the paper, with nothing against overflow or zeros."""
+    scores = x @ keys.T
+    if kind == "softmax":
+        weights = torch.softmax(scores, -1) * tau
+    elif kind == "l2_gelu":
+        scores = scores * tau / scores.norm(dim=-1, keepdim=True)
+        weights = scores * 0.5 * (1 + torch.erf(scores / math.sqrt(2)))
+    else:
+        scores = scores * 0.5 * (1 + torch.erf(scores / math.sqrt(2)))
+        weights = scores * tau / scores.norm(dim=-1, keepdim=True)
+    return weights @ values
+
+
+def tokens(d_in, d_out, n, dtype=torch.float64, std=0.5):
+    return torch.randn(n, d_in, dtype=torch.float64).mul(std).to(dtype), torch.randn(n, d_out, dtype=torch.float64).to(
+        dtype
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(
+    shape=st.lists(st.integers(1, 5), min_size=0, max_size=3),
+    d_in=st.integers(1, 33),
+    d_out=st.integers(1, 17),
+    n=st.integers(1, 40),
+    dtype=st.sampled_from(DTYPES),
+    tau=st.sampled_from([None, 0.3, 7.0]),
+    seed=st.integers(0, 2**16),
+)
+def test_equals_the_papers_formula(kind, shape, d_in, d_out, n, dtype, tau, seed):
+    torch.manual_seed(seed)
+    x = torch.randn(*shape, d_in, dtype=torch.float64).to(dtype)
+    keys, values = tokens(d_in, d_out, n, dtype)
+    tau = tau or default_tau(n, kind)
+    out = pattention(x, keys, values, tau, kind)
+    assert out.shape == (*shape, d_out)
+    assert out.dtype == dtype
+    expected = paper_formula(x.double(), keys.double(), values.double(), tau, kind)
+    # A row that GeLU all but silences is not normalised back to full size by us: see SMALLEST_RMS.
+    heard = (torch.nn.functional.gelu(x.double() @ keys.double().T).norm(dim=-1) > 1e-2) | (kind != "gelu_l2")
+    # Sums of values of both signs can cancel, so the error is measured against their size.
+    size = tau * values.double().abs().max() * math.sqrt(n)
+    assert ((out.double() - expected)[heard].abs() <= TOLERANCE[dtype] * size).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_pass_gradcheck(kind):
+    keys, values = tokens(4, 3, 6)
+    inputs = [t.requires_grad_() for t in (torch.randn(2, 5, 4, dtype=torch.float64), keys, values)]
+    assert torch.autograd.gradcheck(lambda *args: pattention(*args, 2.5, kind), inputs)
+    assert torch.autograd.gradgradcheck(lambda *args: pattention(*args, 2.5, kind), inputs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradcheck_where_rows_are_scaled_down(kind):
+    """Rows beyond LARGEST_ENTRY take the other path through the scores."""
+    keys, values = tokens(4, 3, 6, std=1e-3)
+    x = torch.randn(5, 4, dtype=torch.float64) * 300
+    inputs = [t.requires_grad_() for t in (x, keys, values)]
+    assert torch.autograd.gradcheck(lambda *args: pattention(*args, 2.5, kind), inputs, eps=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(exponent=st.floats(-46, 38.5), zero_rows=st.booleans(), seed=st.integers(0, 2**16))
+def test_finite_in_value_and_gradient_for_every_finite_input(kind, dtype, exponent, zero_rows, seed):
+    torch.manual_seed(seed)
+    largest = torch.finfo(dtype).max
+    x = (torch.randn(4, 16, dtype=torch.float64).clamp(-2, 2) * 10.0**exponent).clamp(-largest, largest).to(dtype)
+    if zero_rows:
+        x[::2] = 0
+    keys, values = tokens(16, 8, 24, dtype, std=0.02)
+    leaves = [t.requires_grad_() for t in (x, keys, values)]
+    out = pattention(*leaves, default_tau(24, kind), kind)
+    out.sum().backward()
+    for tensor in (out, *(leaf.grad for leaf in leaves)):
+        assert tensor.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_low_precision_inputs_at_1e4_are_right_not_only_finite(kind, dtype):
+    """The naive form overflows in fp16 here: a score of 1e4 · 0.5 · 16 squared is beyond 65504."""
+    x = (torch.randn(8, 16) * 1e4).clamp(-6e4, 6e4).to(dtype)
+    keys, values = tokens(16, 8, 24, dtype)
+    tau = default_tau(24, kind)
+    expected = paper_formula(x.double(), keys.double(), values.double(), tau, kind)
+    assert relative_error(pattention(x, keys, values, tau, kind), expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_normaliser_is_computed_in_fp32(dtype):
+    x, (keys, values) = torch.randn(3, 16).to(dtype), tokens(16, 8, 4096, dtype)
+    scores, scale = token_scores(x, keys)
+    norm = normaliser(rectify(scores, scale, "l2_gelu"), "l2_gelu")
+    assert norm.dtype == torch.float32
+    # A sum of 4096 squares in 8 bits of mantissa would stop growing long before its end.
+    assert relative_error(norm, (scores.double() ** 2).sum(-1, keepdim=True)) < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_autocast(kind, dtype):
+    x, (keys, values) = torch.randn(6, 16) * 1e4, tokens(16, 8, 24, torch.float32)
+    leaves = [t.requires_grad_() for t in (x, keys, values)]
+    tau = default_tau(24, kind)
+    with torch.autocast("cpu", dtype=dtype):
+        out = pattention(*leaves, tau, kind)
+    assert out.dtype == dtype
+    out.float().sum().backward()
+    assert all(leaf.grad.isfinite().all() for leaf in leaves)
+    expected = paper_formula(x.double(), keys.double(), values.double(), tau, kind)
+    assert relative_error(out, expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("kind", ["l2_gelu", "gelu_l2"])
+def test_a_zero_row_gives_zero(kind):
+    keys, values = tokens(4, 3, 6)
+    assert pattention(torch.zeros(2, 4, dtype=torch.float64), keys, values, 2.5, kind).eq(0).all()
+
+
+def test_l2_gelu_does_not_feel_the_scale_of_its_input():
+    """Until a row is tiny; then its output fades to zero instead of dividing zero by zero."""
+    keys, values = tokens(16, 8, 24)
+    x = torch.randn(5, 16, dtype=torch.float64)
+    out = pattention(x, keys, values, 4.0)
+    for scale in (1e-5, 1e3, 1e12):
+        assert relative_error(pattention(x * scale, keys, values, 4.0), out) < 1e-12
+    assert pattention(x * 1e-12, keys, values, 4.0).abs().max() < out.abs().max() * 1e-2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_groups_of_tokens_share_one_normaliser(kind):
+    """A layer may hold its tokens in several groups: join the normalisers, add the outputs."""
+    keys, values = tokens(16, 8, 24)
+    x = torch.randn(5, 16, dtype=torch.float64)
+    groups = [slice(0, 10), slice(10, 24)]
+    rectified, norms = [], []
+    for group in groups:
+        scores, scale = token_scores(x, keys[group])
+        rectified.append(rectify(scores, scale, kind))
+        norms.append(normaliser(rectified[-1], kind))
+    joined = torch.logaddexp(*norms) if kind == "softmax" else sum(norms)
+    out = sum(
+        weigh(scores, joined, 3.0, kind) @ values[group]
+        for scores, group in zip(rectified, groups, strict=True)
+    )
+    assert relative_error(out, pattention(x, keys, values, 3.0, kind)) < 1e-13
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiles_to_one_graph(kind):
+    keys, values = tokens(16, 8, 24, torch.float32)
+    x = torch.randn(5, 16)
+    expected = pattention(x, keys, values, 4.0, kind)
+    compiled = torch.compile(lambda *args: pattention(*args, 4.0, kind), fullgraph=True, backend="aot_eager")
+    assert relative_error(compiled(x, keys, values), expected) < 1e-6
+
+
+def test_an_unknown_kind_is_named():
+    keys, values = tokens(4, 3, 6)
+    with pytest.raises(ValueError, match=r"kind='l1' is not known; choose one of l2_gelu, gelu_l2, softmax"):
+        pattention(torch.zeros(1, 4, dtype=torch.float64), keys, values, 1.0, "l1")
