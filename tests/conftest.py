@@ -2,6 +2,9 @@
 
 import os
 
+# One thread a process, before torch starts any: the tests run one process a core, and threads that wait for a
+# core that another process has make small models many times slower.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 

@@ -53,17 +53,19 @@ def _share_out(values: Tensor, step: LayerGrowth, noise: float, out: Tensor, gen
         parts[0] = values
         return
     wide = values.to(torch.promote_types(values.dtype, torch.float32))
-    random = torch.empty(parts.shape, dtype=torch.float32)
-    _fill_normal(random, noise * _scale(values), generator)
-    random -= random.mean(dim=0)
-    parts[:-1] = wide / step.copies + random[:-1].to(wide)
+    shares = parts if parts.dtype == wide.dtype else torch.empty_like(parts, dtype=wide.dtype)
+    for share in shares:
+        _fill_normal(share, noise * _scale(values), generator)
+    shares -= shares.mean(dim=0)
+    shares += wide / step.copies
+    parts[:-1] = shares[:-1]
     # The last part is what is left, so that the rounding of the others to a narrow dtype is made good.
     parts[-1] = wide - parts[:-1].to(wide.dtype).sum(dim=0)
 
 
 def _fill_normal(out: Tensor, std: float, generator: torch.Generator) -> None:
     """Drawn on the CPU in fp32, so that a seed means the same tokens on every device and in every dtype."""
-    out.copy_(torch.randn(out.shape, generator=generator, dtype=torch.float32) * std)
+    out.copy_(torch.randn(out.shape, generator=generator, dtype=torch.float32).mul_(std))
 
 
 def _scale(tokens: Tensor) -> float:

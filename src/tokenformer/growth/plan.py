@@ -167,8 +167,9 @@ def _plan_layer(name: str, layer: Pattention, after: int, method: str) -> LayerG
             "cannot be exact; use method='split'"
         )
     if layer.kind == "softmax" and method == "split" and growth.appended:
+        multiples = [str(c * before) for c in (growth.copies, growth.copies + 1) if c > 1]
         raise BadRequestError(
             f"grow: {name} uses softmax, which split can only grow to a multiple of its {before} tokens, and {after} "
-            f"is not one; ask for {growth.copies * before or before * 2} or {(growth.copies + 1) * before}"
+            f"is not one; ask for {' or '.join(multiples)}"
         )
     return growth

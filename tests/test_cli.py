@@ -1,0 +1,184 @@
+"""The `tokenformer` command: what it prints, how it ends, and that a user's mistake is one line."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import tokenformer
+from conftest import make_tiny
+from official_files import ROWS, write_official, write_tokenizer
+from tokenformer import grow
+from tokenformer.cli import app
+
+COMMANDS = ("import-official", "export-official")
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def ended(result, code, *words):
+    """The command ended with `code`, nothing on stdout and one line on stderr that has the words."""
+    assert result.exit_code == code, result.stderr
+    assert result.stdout == ""
+    assert result.stderr.endswith("\n")
+    assert result.stderr.count("\n") == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    for word in words:
+        assert str(word) in result.stderr, result.stderr
+
+
+@pytest.fixture
+def official(tmp_path):
+    return write_official(tmp_path, dtype=torch.float16)
+
+
+def test_version_and_help():
+    assert run("--version").stdout == f"tokenformer {tokenformer.__version__}\n"
+    for arguments in (("--help",), ("-h",), ()):
+        result = run(*arguments)
+        assert result.exit_code == 0
+        assert all(command in result.stdout for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command):
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert f"Example: tokenformer {command} " in result.stdout
+
+
+def test_commands_import_what_they_need_when_they_run():
+    """So that the help does not wait for the libraries of every command."""
+    light = sys.stdlib_module_names | {"typer", "rich"}
+    for path in (Path(tokenformer.__file__).parent / "cli").glob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Import):
+                assert all(alias.name.partition(".")[0] in light for alias in node.names), path.name
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                assert node.module.partition(".")[0] in light, path.name
+            elif isinstance(node, ast.ImportFrom) and node.level > 1:
+                assert node.module in (None, "errors"), path.name
+
+
+def test_import_and_export(tmp_path, official):
+    tokenizer = write_tokenizer(tmp_path / "tokenizer.json", 30)
+    result = run("import-official", *official, tmp_path / "model", "--tokenizer", tokenizer)
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr == ""
+    lines = [line.split(maxsplit=1) for line in result.stdout.splitlines()]
+    assert lines[0] == ["Imported"]
+    assert dict(lines[1:]) == {
+        "parameters": "11,376",
+        "dtype": "float16",
+        "tokens": "5 query, key, value · 7 output · 11 feed-forward",
+        "vocabulary": f"{ROWS} rows: 30 used, {ROWS - 30} padding",
+        "written": str(tmp_path / "model"),
+    }
+    result = run("export-official", tmp_path / "model", tmp_path / "back.bin", tmp_path / "back.yml")
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr == ""
+    assert f"written     {tmp_path / 'back.bin'}, {tmp_path / 'back.yml'}\n" in result.stdout
+    assert f"vocabulary  {ROWS} rows\n" in result.stdout
+
+
+def test_bad_requests_end_with_2(tmp_path, official):
+    checkpoint, config = official
+    out = tmp_path / "model"
+    grow(make_tiny(), 2).save_pretrained(tmp_path / "grown")
+    ended(run("import-official", checkpoint, tmp_path / "no.yml", out), 2, "error: ", "no.yml does not exist")
+    ended(run("import-official", checkpoint, config, tmp_path), 2, tmp_path, "would be overwritten")
+    ended(run("export-official", tmp_path / "grown", tmp_path / "a", tmp_path / "b"), 2, "grown", "tau 8")
+    config.write_text(config.read_text().replace("rotary", "learned", 1))
+    ended(run("import-official", checkpoint, config, out), 2, "official.yml: pos_emb is 'learned'")
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["import-oficial"],
+            ["No such command 'import-oficial'. Did you mean 'import-official'", "See tokenformer --help."],
+        ),
+        (
+            ["import-official", "a", "b"],
+            ["Missing argument 'OUT_DIR'.", "See tokenformer import-official --help."],
+        ),
+        (["import-official", "--tokeniser", "a"], ["No such option: --tokeniser"]),
+        (
+            ["export-official", "a", "b", "c", "d"],
+            ["unexpected extra argument", "See tokenformer export-official --help."],
+        ),
+        (["--verbose"], ["No such option: --verbose", "See tokenformer --help."]),
+    ],
+)
+def test_mistakes_in_the_command_line_end_with_2(arguments, words):
+    ended(run(*arguments), 2, "error: ", *words)
+
+
+def test_broken_files_end_with_1(tmp_path, official):
+    checkpoint, config = official
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-1])
+    ended(run("import-official", checkpoint, config, tmp_path / "m"), 1, "error: ", checkpoint, "truncated")
+    config.write_text("- a\n- list")
+    ended(run("import-official", checkpoint, config, tmp_path / "m"), 1, "error: ", config, "holds a list")
+    assert not (tmp_path / "m").exists()
+
+
+def test_debug_shows_the_traceback(tmp_path, official):
+    result = run("--debug", "import-official", official[0], tmp_path / "no.yml", tmp_path / "m")
+    assert result.exit_code == 2
+    assert "Traceback (most recent call last)" in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("error: ")
+
+
+def test_unforeseen_errors_end_with_1_and_a_hint(tmp_path, official, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left\non device")
+
+    monkeypatch.setattr("tokenformer.models.language.write_card", fail)
+    arguments = ("import-official", *official, tmp_path / "m")
+    ended(run(*arguments), 1, "error: OSError: ", "No space left on device", "--debug")
+    assert "in fail" in run("--debug", *arguments).stderr
+    assert not (tmp_path / "m").exists()
+
+
+def test_ctrl_c_ends_with_130(tmp_path, official, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tokenformer.models.language.write_card", interrupt)
+    before = sorted(tmp_path.iterdir())
+    ended(run("import-official", *official, tmp_path / "m"), 130, "interrupted")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_as_a_program(tmp_path, official):
+    """The installed script, and `python -m`, with their output in a pipe as in a log file."""
+    script = Path(sys.executable).with_name("tokenformer")
+    done = subprocess.run(
+        [script, "import-official", *official, tmp_path / "model"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert "\x1b" not in done.stdout
+    assert f"written     {tmp_path / 'model'}\n" in done.stdout
+    again = subprocess.run(
+        [sys.executable, "-m", "tokenformer", "import-official", *official, tmp_path / "model"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (again.returncode, again.stdout) == (2, "")
+    assert (
+        again.stderr
+        == f"error: {tmp_path / 'model'} is there already and would be overwritten; give a new name\n"
+    )

@@ -1,0 +1,85 @@
+"""Requests for growth that cannot be met: one line that names the numbers, and a model that is untouched."""
+
+import copy
+
+import pytest
+import torch
+from conftest import make_tiny
+from torch import nn
+
+from tokenformer import BadRequestError, Pattention, TokenFormerConfig, TokenFormerForCausalLM, grow
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({}, r"no size was given; give one of factor=2, num_tokens=\{…\}, to='354m'"),
+        ({"factor": 2, "to": "354m"}, r"factor and to was given"),
+        ({"factor": 1}, r"factor=1 was given; it must be larger than 1"),
+        ({"factor": 0.5}, r"factor=0.5 was given"),
+        ({"factor": float("nan")}, r"factor=nan was given"),
+        ({"factor": 1.001}, r"already has 64 tokens"),
+        ({"num_tokens": {}}, r"num_tokens is empty"),
+        ({"num_tokens": {"ffn": 255}}, r"layers.0.ffn has 256 tokens and 255 were asked for; growth cannot shrink"),
+        ({"num_tokens": {"out": 64}}, r"attention.out already has 64 tokens; ask for more, or leave it out"),
+        ({"num_tokens": {"fnn": 512}}, r"the key 'fnn'; did you mean 'ffn'\?"),
+        ({"num_tokens": {"attention": 512}}, r"choose one of qkv, out, ffn"),
+        ({"num_tokens": 100}, r"layers.0.ffn has 256 tokens and 100 were asked for"),
+        ({"to": "354n"}, r"preset '354n' is not known; did you mean '354m'\?"),
+        ({"to": "354m"}, r"preset '354m' has hidden_size=768, this model has 64; growth adds tokens only"),
+        ({"to": "tiny"}, r"already has the token counts of preset 'tiny'"),
+        ({"factor": 2, "method": "spilt"}, r"method='spilt' is not known; did you mean 'split'\?"),
+        ({"factor": 2, "method": "random"}, r"'random' changes what the model computes; say exact=False"),
+    ],
+)
+@pytest.mark.parametrize("inplace", [False, True])
+def test_bad_requests(request_, message, inplace):
+    model = make_tiny()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(BadRequestError, match=message) as error:
+        grow(model, inplace=inplace, **request_)
+    assert "\n" not in str(error.value)
+    assert model.config.growth_history is None
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_preset_of_another_depth():
+    with torch.device("meta"):
+        model = TokenFormerForCausalLM(TokenFormerConfig.preset("124m", num_hidden_layers=6))
+    with pytest.raises(BadRequestError, match=r"preset '354m' has num_hidden_layers=12, this model has 6"):
+        grow(model, to="354m")
+    with torch.device("meta"):
+        model = TokenFormerForCausalLM(TokenFormerConfig.preset("354m"))
+    with pytest.raises(BadRequestError, match=r"query has 2140 tokens and 576 were asked for; growth cannot shrink"):
+        grow(model, to="124m")
+
+
+def test_softmax_with_zero_keys_says_why():
+    with pytest.raises(BadRequestError, match=r"softmax, where a zero key still takes probability mass .* method='split'"):
+        grow(make_tiny(pattention_kind="softmax"), 2, method="zero")
+
+
+def test_softmax_splits_to_multiples_only():
+    with pytest.raises(BadRequestError, match=r"multiple of its 64 tokens, and 160 is not one; ask for 128 or 192"):
+        grow(make_tiny(pattention_kind="softmax"), 2.5, method="split")
+    with pytest.raises(BadRequestError, match=r"and 96 is not one; ask for 128$"):
+        grow(make_tiny(pattention_kind="softmax"), 1.5, method="split")
+
+
+def test_modules_that_are_not_a_tokenformer():
+    with pytest.raises(BadRequestError, match="Linear has no Pattention layer"):
+        grow(nn.Linear(4, 4), 2)
+    model = nn.ModuleDict({"inner": Pattention(4, 4, 8), "outer": Pattention(4, 4, 8)})
+    with pytest.raises(BadRequestError, match=r"no Pattention layer is called 'iner'; did you mean 'inner'\?"):
+        grow(model, num_tokens={"iner": 16})
+    with pytest.raises(BadRequestError, match="to='354m' needs a TokenFormer model"):
+        grow(model, to="354m")
+    grown = grow(model, num_tokens={"o*": 16})
+    assert (grown["inner"].num_tokens, grown["outer"].num_tokens) == (8, 16)
+
+
+def test_tokens_shared_between_layers_are_refused():
+    model = nn.Sequential(Pattention(4, 4, 8), Pattention(4, 4, 8))
+    model[1].key_tokens = model[0].key_tokens
+    with pytest.raises(BadRequestError, match=r"1.key_tokens is shared with 0; untie them first"):
+        grow(model, 2)
