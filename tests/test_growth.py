@@ -8,11 +8,11 @@ import textwrap
 
 import pytest
 import torch
-from conftest import make_tiny, relative_error
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from conftest import make_tiny, relative_error
 from tokenformer import (
     KINDS,
     Growth,

@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
-from conftest import make_tiny, relative_error
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from transformers import AutoModelForCausalLM
 
+from conftest import make_tiny, relative_error
 from tokenformer import BadRequestError, Pattention, grow, grow_optimizer, plan_growth
 
 IDS = torch.randint(0, 256, (4, 32), generator=torch.Generator().manual_seed(0))

@@ -1,10 +1,12 @@
 """The language model as transformers' users meet it: load, generate, train, compile, export."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
-from conftest import make_tiny, relative_error
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch.nn import functional as F
 from transformers import (
@@ -18,6 +20,7 @@ from transformers import (
     pipeline,
 )
 
+from conftest import make_tiny, relative_error
 from tokenformer import TokenFormerConfig, TokenFormerForCausalLM, TokenFormerModel, grow, pattention_layers
 
 
@@ -33,7 +36,21 @@ def test_auto_classes(tiny, ids, tmp_path):
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert isinstance(loaded, TokenFormerForCausalLM)
     assert torch.equal(loaded(ids).logits, tiny(ids).logits)
-    assert {f.suffix for f in tmp_path.iterdir()} == {".json", ".safetensors", ".md"}
+    assert {f.suffix for f in tmp_path.iterdir()} == {".json", ".safetensors", ".md", ".py"}
+
+
+def test_a_program_that_does_not_import_tokenformer_can_load_it(tiny, ids, tmp_path):
+    tiny.save_pretrained(tmp_path / "model")
+    program = (
+        "import sys, torch; from transformers import AutoModelForCausalLM;"
+        "assert not any(name.startswith('tokenformer') for name in sys.modules);"
+        f"model = AutoModelForCausalLM.from_pretrained({str(tmp_path / 'model')!r}, trust_remote_code=True);"
+        f"torch.save(model(torch.tensor({ids.tolist()})).logits, {str(tmp_path / 'logits.pt')!r})"
+    )
+    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "cache")}
+    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert torch.equal(torch.load(tmp_path / "logits.pt", weights_only=True), tiny(ids).logits)
 
 
 @pytest.mark.parametrize("method", ["zero", "split"])
@@ -212,9 +229,7 @@ def test_the_chunked_loss_never_holds_the_logits(chunked):
     logits_bytes = tokens * vocabulary * 4
     with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         model(ids, labels=ids).loss.backward()
-    largest = max(
-        event.nbytes() for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"
-    )
+    largest = max(event.nbytes() for event in profile.profiler.kineto_results.events() if event.name() == "[memory]")
     if chunked:
         assert largest < logits_bytes / 4
     else:

@@ -6,14 +6,17 @@ import pickle
 
 import pytest
 import torch
-from conftest import relative_error
 from torch import nn
 
 import tokenformer.nn as tnn
+from conftest import relative_error
 from tokenformer import BadRequestError, grow
 
 CAUSAL = nn.Transformer.generate_square_subsequent_mask(6)
-PAIRS = [(tnn.TransformerEncoderLayer, nn.TransformerEncoderLayer), (tnn.TransformerDecoderLayer, nn.TransformerDecoderLayer)]
+PAIRS = [
+    (tnn.TransformerEncoderLayer, nn.TransformerEncoderLayer),
+    (tnn.TransformerDecoderLayer, nn.TransformerDecoderLayer),
+]
 
 
 @pytest.mark.parametrize(("ours", "torchs"), PAIRS)
@@ -29,10 +32,9 @@ def test_the_arguments_are_torchs(ours, torchs):
 
 def equal_but_for_pattention(ours: nn.Module, theirs: nn.Module) -> None:
     """Make torch's layer compute what ours does: its projections are replaced by ours, called the same way."""
-    for mine, torchs in ((ours.self_attn, theirs.self_attn), (getattr(ours, "multihead_attn", None), getattr(theirs, "multihead_attn", None))):
-        if mine is None:
-            continue
-        torchs.forward = _torch_attention_over(mine)
+    for name in ("self_attn", "multihead_attn"):
+        if hasattr(ours, name):
+            getattr(theirs, name).forward = _torch_attention_over(getattr(ours, name))
     theirs.linear1, theirs.linear2, theirs.activation = ours.ffn, nn.Identity(), nn.Identity()
     for norm in ("norm1", "norm2", "norm3"):
         if hasattr(theirs, norm):
@@ -59,13 +61,16 @@ def _torch_attention_over(ours: tnn.MultiheadAttention):
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("shape", ["batched", "unbatched"])
-@pytest.mark.parametrize("mask", ["none", "bool", "float", "per head", "padding", "both", "is_causal", "causal and padding"])
+@pytest.mark.parametrize(
+    "mask", ["none", "bool", "float", "per head", "padding", "both", "is_causal", "causal and padding"]
+)
 def test_the_encoder_layer_computes_what_torchs_would(norm_first, batch_first, shape, mask):
     ours = tnn.TransformerEncoderLayer(8, 2, 16, batch_first=batch_first, norm_first=norm_first).eval()
     theirs = nn.TransformerEncoderLayer(8, 2, 16, batch_first=batch_first, norm_first=norm_first).train()
     for module in theirs.modules():
         if isinstance(module, nn.Dropout):
-            module.p = 0.0  # in train mode torch does not leave for its fused path, which reads weights directly
+            # In train mode torch does not leave for its fused path, which reads weights directly.
+            module.p = 0.0
     equal_but_for_pattention(ours, theirs)
     x = torch.randn(6, 8) if shape == "unbatched" else torch.randn(*((3, 6) if batch_first else (6, 3)), 8)
     batch = () if shape == "unbatched" else (3,)

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from conftest import relative_error
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import relative_error
 from tokenformer import KINDS, pattention
 from tokenformer.pattention.functional import (
     default_tau,
@@ -37,9 +37,9 @@ def paper_formula(x, keys, values, tau, kind):
 
 
 def tokens(d_in, d_out, n, dtype=torch.float64, std=0.5):
-    return torch.randn(n, d_in, dtype=torch.float64).mul(std).to(dtype), torch.randn(n, d_out, dtype=torch.float64).to(
-        dtype
-    )
+    """Keys and values."""
+    keys = torch.randn(n, d_in, dtype=torch.float64) * std
+    return keys.to(dtype), torch.randn(n, d_out, dtype=torch.float64).to(dtype)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -115,7 +115,7 @@ def test_low_precision_inputs_at_1e4_are_right_not_only_finite(kind, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_normaliser_is_computed_in_fp32(dtype):
-    x, (keys, values) = torch.randn(3, 16).to(dtype), tokens(16, 8, 4096, dtype)
+    x, (keys, _) = torch.randn(3, 16).to(dtype), tokens(16, 8, 4096, dtype)
     scores, scale = token_scores(x, keys)
     norm = normaliser(rectify(scores, scale, "l2_gelu"), "l2_gelu")
     assert norm.dtype == torch.float32
@@ -166,10 +166,7 @@ def test_groups_of_tokens_share_one_normaliser(kind):
         rectified.append(rectify(scores, scale, kind))
         norms.append(normaliser(rectified[-1], kind))
     joined = torch.logaddexp(*norms) if kind == "softmax" else sum(norms)
-    out = sum(
-        weigh(scores, joined, 3.0, kind) @ values[group]
-        for scores, group in zip(rectified, groups, strict=True)
-    )
+    out = sum(weigh(scores, joined, 3.0, kind) @ values[group] for scores, group in zip(rectified, groups, strict=True))
     assert relative_error(out, pattention(x, keys, values, 3.0, kind)) < 1e-13
 
 

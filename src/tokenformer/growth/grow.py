@@ -1,8 +1,8 @@
 """grow(): a larger model that computes exactly what the smaller one did.
 
-    bigger = grow(model, factor=2)                                    # twice the tokens everywhere
-    bigger = grow(model, num_tokens={"ffn": 4096}, method="split")    # only the feed-forward blocks
-    bigger = grow(model, to="354m")                                   # up to a preset of the same width and depth
+bigger = grow(model, factor=2)                                    # twice the tokens everywhere
+bigger = grow(model, num_tokens={"ffn": 4096}, method="split")    # only the feed-forward blocks
+bigger = grow(model, to="354m")                                   # up to a preset of the same width and depth
 """
 
 import copy

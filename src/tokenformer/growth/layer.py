@@ -1,10 +1,10 @@
 """Growth of one Pattention layer: what happens to its keys, values and tau.
 
-    zero     appended keys are zero and score zero; GeLU(0) = 0 and the L2 norm is as it was, whatever the appended
-             values are. tau stays.
-    split    every token becomes c tokens with its key; their values sum to its value. The L2 norm grows by √c, so
-             tau does too (for softmax, by c). Tokens beyond the largest multiple are appended as by zero.
-    random   appended keys and values are random and tau is that of a layer born at the new size: not exact.
+zero     appended keys are zero and score zero; GeLU(0) = 0 and the L2 norm is as it was, whatever the appended
+         values are. tau stays.
+split    every token becomes c tokens with its key; their values sum to its value. The L2 norm grows by √c, so
+         tau does too (for softmax, by c). Tokens beyond the largest multiple are appended as by zero.
+random   appended keys and values are random and tau is that of a layer born at the new size: not exact.
 """
 
 import hashlib

@@ -142,9 +142,7 @@ def _layers_called(key: str, layers: dict[str, Pattention], config: TokenFormerC
     """The layers a key of num_tokens means: by role in a TokenFormer, by name or pattern in any other module."""
     if config is not None:
         if key not in config.token_roles:
-            raise BadRequestError(
-                f"grow: num_tokens has the key {key!r}; {did_you_mean(key, config.token_roles)}"
-            )
+            raise BadRequestError(f"grow: num_tokens has the key {key!r}; {did_you_mean(key, config.token_roles)}")
         return [name for name in layers if name.rpartition(".")[2] in config.token_roles[key]]
     names = [name for name in layers if fnmatchcase(name, key)]
     if not names:

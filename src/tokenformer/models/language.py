@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache
@@ -24,8 +25,8 @@ from transformers.utils.output_capturing import capture_outputs
 
 from ..pattention import Pattention, default_tau
 from ..pattention.wide import WideBuffers
-from .card import write_card
 from .config import TokenFormerConfig
+from .folder import AUTO_MAP, write_beside_weights
 from .layers import TokenFormerAttention, TokenFormerLayer
 
 # Rows of logits held at a time by the chunked loss: 256 rows of a 50k vocabulary are 51 MB in fp32.
@@ -62,10 +63,11 @@ class TokenFormerPreTrainedModel(PreTrainedModel):
             init.constant_(module.tau, default_tau(module.num_tokens, module.kind))
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
-        """As transformers does, with a model card beside the weights unless the folder has one."""
+        """As transformers does, with a model card and a loader beside the weights."""
+        self.config.auto_map = AUTO_MAP
         super().save_pretrained(save_directory, *args, **kwargs)
         if kwargs.get("is_main_process", True):
-            write_card(self, save_directory)
+            write_beside_weights(self, save_directory)
 
 
 class TokenFormerModel(TokenFormerPreTrainedModel):
@@ -76,7 +78,7 @@ class TokenFormerModel(TokenFormerPreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(TokenFormerLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.rotary_emb = TokenFormerRotaryEmbedding(config)
+        self.rotary_emb = TokenFormerRotaryEmbedding(config)  # type: ignore[arg-type]
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -167,7 +169,7 @@ class TokenFormerForCausalLM(TokenFormerPreTrainedModel, GenerationMixin):
             if labels is not None:
                 loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(
-            loss=loss,
+            loss=loss,  # type: ignore[arg-type]
             logits=logits,
             past_key_values=out.past_key_values,
             hidden_states=out.hidden_states,
@@ -186,9 +188,12 @@ class TokenFormerForCausalLM(TokenFormerPreTrainedModel, GenerationMixin):
         """The loss function of transformers' causal models, without its logits."""
         if shift_labels is None:
             shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+        weight = self.lm_head.weight
+        if isinstance(weight, DTensor):
+            weight = weight.full_tensor()  # tensor parallelism has split the vocabulary
         loss = F.linear_cross_entropy(
             hidden_states.flatten(0, -2),
-            self.lm_head.weight,
+            weight,
             shift_labels.flatten().to(hidden_states.device),
             reduction="mean" if num_items_in_batch is None else "sum",
             ignore_index=ignore_index,

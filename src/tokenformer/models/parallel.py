@@ -1,8 +1,8 @@
 """Tensor parallelism for Pattention: every rank holds a slice of a layer's parameter tokens.
 
-TokenFormerConfig's plan names the layers; `from_pretrained(..., distributed_config=DistributedConfig(tp_size=2))`
-under torchrun applies it. Only the normaliser and the output of a Pattention look across tokens, and DTensor adds
-both up over the ranks.
+TokenFormerConfig's plan names the layers. To apply it, under torchrun:
+`from_pretrained(..., distributed_config=DistributedConfig(tp_size=2))`. Only the normaliser and the output
+of a Pattention look across tokens, and DTensor adds both up over the ranks.
 """
 
 from typing import Any

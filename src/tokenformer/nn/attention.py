@@ -32,9 +32,7 @@ class MultiheadAttention(nn.Module):
     ) -> None:
         super().__init__()
         if embed_dim % num_heads:
-            raise BadRequestError(
-                f"MultiheadAttention: embed_dim={embed_dim} does not divide by num_heads={num_heads}"
-            )
+            raise BadRequestError(f"MultiheadAttention: embed_dim={embed_dim} does not divide by num_heads={num_heads}")
         self.embed_dim, self.num_heads, self.dropout, self.batch_first = embed_dim, num_heads, dropout, batch_first
         n = num_tokens or embed_dim
         self.query = Pattention(embed_dim, embed_dim, n, kind, device=device, dtype=dtype)

@@ -76,9 +76,7 @@ class _TransformerLayer(nn.Module):
             return x + self.dropout(block(norm(x)))
         return norm(x + self.dropout(block(x)))
 
-    def _self_attend(
-        self, mask: Tensor | None, padding: Tensor | None, is_causal: bool
-    ) -> Callable[[Tensor], Tensor]:
+    def _self_attend(self, mask: Tensor | None, padding: Tensor | None, is_causal: bool) -> Callable[[Tensor], Tensor]:
         return lambda x: self.self_attn(x, x, x, padding, False, mask, is_causal=is_causal)[0]
 
 

@@ -52,9 +52,7 @@ def _select(linears: dict[str, nn.Linear], which: str | Iterable[str] | Predicat
     if callable(which):
         names = [name for name, linear in linears.items() if which(name, linear)]
         if not names:
-            raise BadRequestError(
-                f"replace_linears: the predicate chose none of the model's {len(linears)} linears"
-            )
+            raise BadRequestError(f"replace_linears: the predicate chose none of the model's {len(linears)} linears")
         return names
     names = []
     for pattern in [which] if isinstance(which, str) else which:

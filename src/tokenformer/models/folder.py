@@ -1,4 +1,8 @@
-"""The model card written beside the weights: what the model is, how it grew, how to load it."""
+"""What is written beside the weights: a model card, and a loader for programs that do not import tokenformer.
+
+The card says what the model is, how it grew and how to load it. The loader is a file of imports that transformers runs
+for `from_pretrained(folder, trust_remote_code=True)`, so that any program finds our classes where they are installed.
+"""
 
 import os
 from pathlib import Path
@@ -40,12 +44,24 @@ To grow it: `tokenformer.grow(model, factor=2)`.
 """
 
 
-def write_card(model: PreTrainedModel, folder: str | os.PathLike) -> None:
-    """Write README.md into a saved model's folder, unless one is there that we did not write."""
+LOADER = "load_tokenformer"
+LOADER_TEXT = """\
+# Lets transformers find the classes of this model in the installed package: pip install tokenformer
+from tokenformer import TokenFormerConfig, TokenFormerForCausalLM, TokenFormerModel
+"""
+AUTO_MAP = {
+    "AutoConfig": f"{LOADER}.TokenFormerConfig",
+    "AutoModel": f"{LOADER}.TokenFormerModel",
+    "AutoModelForCausalLM": f"{LOADER}.TokenFormerForCausalLM",
+}
+
+
+def write_beside_weights(model: PreTrainedModel, folder: str | os.PathLike) -> None:
+    """Write the loader, and the card unless one is there that we did not write."""
+    (Path(folder) / f"{LOADER}.py").write_text(LOADER_TEXT)
     path = Path(folder) / "README.md"
-    if path.exists() and "- tokenformer\n---" not in path.read_text(errors="replace"):
-        return
-    path.write_text(render_card(model))
+    if not path.exists() or "- tokenformer\n---" in path.read_text(errors="replace"):
+        path.write_text(render_card(model))
 
 
 def render_card(model: PreTrainedModel) -> str:
