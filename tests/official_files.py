@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tokenformer import TokenFormerForCausalLM
+
 # Odd sizes: every dimension that could be mistaken for another has its own number.
 SETTINGS = {
     "num_layers": 3,
@@ -39,9 +41,7 @@ TRAINING = """
 """
 
 
-def official_tensors(
-    settings: dict, dtype: torch.dtype = torch.float32, rows: int = ROWS
-) -> dict[str, Tensor]:
+def official_tensors(settings: dict, dtype: torch.dtype = torch.float32, rows: int = ROWS) -> dict[str, Tensor]:
     """Random weights by the authors' names."""
     layers, d = settings["num_layers"], settings["hidden_size"]
     generator = torch.Generator().manual_seed(1)
@@ -147,3 +147,15 @@ def refused(tmp_path, error, message, work):
     assert "\n" not in str(caught.value)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert {path for path in tmp_path.rglob("*") if path.is_dir()} == folders
+
+
+def fail_after_saving(monkeypatch, error: BaseException) -> None:
+    """Let every import raise `error` when the model has been written and the folder has not its name yet."""
+    save = TokenFormerForCausalLM.save_pretrained
+
+    def save_and_fail(model, folder, *arguments, **options):
+        save(model, folder, *arguments, **options)
+        assert (folder / "model.safetensors").is_file()
+        raise error
+
+    monkeypatch.setattr(TokenFormerForCausalLM, "save_pretrained", save_and_fail)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import tokenformer
 from conftest import make_tiny
-from official_files import ROWS, write_official, write_tokenizer
+from official_files import ROWS, fail_after_saving, write_official, write_tokenizer
 from tokenformer import grow
 from tokenformer.cli import app
 
@@ -76,7 +76,7 @@ def test_import_and_export(tmp_path, official):
     assert dict(lines[1:]) == {
         "parameters": "11,376",
         "dtype": "float16",
-        "tokens": "5 query, key, value · 7 output · 11 feed-forward",
+        "tokens": "qkv 5, out 7, ffn 11",
         "vocabulary": f"{ROWS} rows: 30 used, {ROWS - 30} padding",
         "written": str(tmp_path / "model"),
     }
@@ -139,21 +139,15 @@ def test_debug_shows_the_traceback(tmp_path, official):
 
 
 def test_unforeseen_errors_end_with_1_and_a_hint(tmp_path, official, monkeypatch):
-    def fail(*_):
-        raise OSError(28, "No space left\non device")
-
-    monkeypatch.setattr("tokenformer.models.language.write_card", fail)
+    fail_after_saving(monkeypatch, OSError(28, "No space left\non device"))
     arguments = ("import-official", *official, tmp_path / "m")
     ended(run(*arguments), 1, "error: OSError: ", "No space left on device", "--debug")
-    assert "in fail" in run("--debug", *arguments).stderr
+    assert "in save_and_fail" in run("--debug", *arguments).stderr
     assert not (tmp_path / "m").exists()
 
 
 def test_ctrl_c_ends_with_130(tmp_path, official, monkeypatch):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("tokenformer.models.language.write_card", interrupt)
+    fail_after_saving(monkeypatch, KeyboardInterrupt())
     before = sorted(tmp_path.iterdir())
     ended(run("import-official", *official, tmp_path / "m"), 130, "interrupted")
     assert sorted(tmp_path.iterdir()) == before
@@ -178,7 +172,4 @@ def test_as_a_program(tmp_path, official):
         check=False,
     )
     assert (again.returncode, again.stdout) == (2, "")
-    assert (
-        again.stderr
-        == f"error: {tmp_path / 'model'} is there already and would be overwritten; give a new name\n"
-    )
+    assert again.stderr == f"error: {tmp_path / 'model'} is there already and would be overwritten; give a new name\n"

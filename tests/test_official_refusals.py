@@ -9,6 +9,7 @@ import torch
 from official_files import (
     ROWS,
     SETTINGS,
+    fail_after_saving,
     official_tensors,
     refused,
     write_official,
@@ -179,9 +180,7 @@ def test_files_that_are_no_checkpoint(tmp_path):
     whole = checkpoint.read_bytes()
     torch.save(official_tensors(SETTINGS), tmp_path / "old.bin", _use_new_zipfile_serialization=False)
     torch.save(changed(extra=Code(tmp_path / "made")), tmp_path / "code.bin")
-    broken = (
-        r"official\.bin cannot be read as a checkpoint: it is truncated, or not a file that torch.save wrote"
-    )
+    broken = r"official\.bin cannot be read as a checkpoint: it is truncated, or not a file that torch.save wrote"
     for content, message in (
         (b"", broken),
         (b"<!doctype html>", broken),
@@ -241,10 +240,12 @@ def test_out_dir_must_be_new_or_empty(tmp_path, monkeypatch):
     (full / "mine.txt").write_text("mine")
     file.write_text("mine")
     for taken in (full, file):
-        message = r"is there already and would be overwritten"
-        refused(
-            tmp_path, BadRequestError, message, lambda taken=taken: import_official(checkpoint, config, taken)
-        )
+
+        def work(taken=taken):
+            # Said before the files are read, which may take long: this one is not even there.
+            import_official(tmp_path / "no.bin", config, taken)
+
+        refused(tmp_path, BadRequestError, r"is there already and would be overwritten", work)
     monkeypatch.chdir(empty)
     refused(tmp_path, BadRequestError, r"working directory", lambda: import_official(checkpoint, config, "."))
     monkeypatch.chdir(tmp_path)
@@ -255,10 +256,5 @@ def test_out_dir_must_be_new_or_empty(tmp_path, monkeypatch):
 @pytest.mark.parametrize("error", [OSError("no space left"), KeyboardInterrupt()])
 def test_interrupted_import_leaves_nothing(tmp_path, monkeypatch, error):
     checkpoint, config = write_official(tmp_path)
-
-    def fail(model, folder):
-        assert (folder / "model.safetensors").is_file()
-        raise error
-
-    monkeypatch.setattr("tokenformer.models.language.write_card", fail)
+    fail_after_saving(monkeypatch, error)
     refused(tmp_path, type(error), r"", lambda: import_official(checkpoint, config, tmp_path / "model"))

@@ -1,9 +1,9 @@
 """Neural networks whose parameters are tokens. `import tokenformer` registers the models with transformers.
 
-    pattention, Pattention, replace_linears    the layer, and the swap that puts it into any torch model
-    tokenformer.nn                             torch's Transformer layers with Pattention inside
-    TokenFormerConfig, TokenFormerForCausalLM  the language model
-    grow, grow_optimizer                       a larger model that computes exactly what the smaller one did
+pattention, Pattention, replace_linears    the layer, and the swap that puts it into any torch model
+tokenformer.nn                             torch's Transformer layers with Pattention inside
+TokenFormerConfig, TokenFormerForCausalLM  the language model
+grow, grow_optimizer                       a larger model that computes exactly what the smaller one did
 """
 
 from . import nn

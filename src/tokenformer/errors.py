@@ -12,6 +12,11 @@ class BadFileError(RuntimeError):
     """A file is broken, truncated or not of the expected form. The message names it."""
 
 
+def one_line(message: object) -> str:
+    """A message, often another library's, without its line breaks."""
+    return " ".join(str(message).split())
+
+
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """The end of an error message about an unknown name: the nearest valid one, or all of them."""
     known = [str(name) for name in known]

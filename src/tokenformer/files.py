@@ -1,0 +1,60 @@
+"""Files and folders that appear whole or not at all.
+
+Enters: the paths that a piece of work will leave. Leaves: all of them, complete, or none. What was there is
+never overwritten.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .errors import BadRequestError
+
+
+def check_new(*targets: Path) -> None:
+    """Refuse a target where something is already, other than an empty folder."""
+    for target in targets:
+        if not os.path.lexists(target):
+            continue
+        if not target.is_dir() or any(target.iterdir()):
+            raise BadRequestError(f"{target} is there already and would be overwritten; give a new name")
+        if target.is_mount() or target.resolve() == Path.cwd():
+            raise BadRequestError(
+                f"{target} is the working directory or a mount point and cannot be replaced; name a new folder in it"
+            )
+
+
+@contextmanager
+def write_new(*targets: Path) -> Iterator[tuple[Path, ...]]:
+    """Give a path beside each target, to write a file or folder to. At the end all take their names.
+
+    If it fails or is interrupted, what was written vanishes.
+    """
+    check_new(*targets)
+    targets = tuple(target.resolve() for target in targets)
+    partials = tuple(target.with_name(f".{target.name}.partial-{os.getpid()}") for target in targets)
+    renaming = False
+    try:
+        for target in targets:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        yield partials
+        check_new(*targets)
+        renaming = True
+        for partial, target in zip(partials, targets, strict=True):
+            partial.rename(target)
+    except BaseException:
+        for partial, target in zip(partials, targets, strict=True):
+            if os.path.lexists(partial):
+                _remove(partial)
+            elif renaming:
+                _remove(target)
+        raise
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
