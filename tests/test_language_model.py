@@ -298,6 +298,15 @@ def test_the_trainer_trains_it(tmp_path):
     assert losses[-1] < losses[0] - 1
 
 
+def test_the_trainer_smooths_labels_of_the_next_token(tiny, ids, tmp_path):
+    """It knows by a list of transformers' own which models to shift labels for."""
+    arguments = TrainingArguments(tmp_path, use_cpu=True, label_smoothing_factor=0.1, report_to="none")
+    loss = Trainer(tiny, arguments).compute_loss(tiny, {"input_ids": ids, "labels": ids.clone()})
+    logits = tiny(ids).logits[:, :-1].flatten(0, 1)
+    expected = F.cross_entropy(logits, ids[:, 1:].flatten(), label_smoothing=0.1)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
 def test_the_model_card_says_what_it_is_and_how_it_grew(tiny, tmp_path):
     grown = grow(grow(tiny, to="tiny-2x"), 2, method="split", seed=3)
     grown.save_pretrained(tmp_path)

@@ -47,3 +47,5 @@ def test_changes_and_typos():
     assert (config.vocab_size, config.pattention_kind, config.qkv_tokens) == (256, "gelu_l2", 576)
     with pytest.raises(BadRequestError, match=r"preset '124M' is not known; did you mean '124m'\?"):
         TokenFormerConfig.preset("124M")
+    with pytest.raises(BadRequestError, match=r"preset: 'qkv_token' is not a field; did you mean 'qkv_tokens'\?"):
+        TokenFormerConfig.preset("124m", qkv_token=3)

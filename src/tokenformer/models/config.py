@@ -1,5 +1,6 @@
 """TokenFormerConfig: the shape of a model, in transformers' idiom, with the named presets."""
 
+import dataclasses
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
@@ -69,6 +70,11 @@ class TokenFormerConfig(PreTrainedConfig):
         """The configuration called `name` (see presets.py), with `changes` made to it."""
         if name not in PRESETS:
             raise BadRequestError(f"preset {name!r} is not known; {did_you_mean(name, PRESETS)}")
+        fields = [field.name for field in dataclasses.fields(cls)]
+        for change in changes:
+            # transformers would take an unknown name in silence and keep it.
+            if change not in fields:
+                raise BadRequestError(f"preset: {change!r} is not a field; {did_you_mean(change, fields)}")
         return cls(**{**PRESETS[name], **changes})
 
     @property
