@@ -7,30 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from typer.main import get_command
 
 import tokenformer
+from command import ended, run
 from conftest import make_tiny
 from official_files import ROWS, fail_after_saving, write_official, write_tokenizer
 from tokenformer import grow
 from tokenformer.cli import app
 
-COMMANDS = ("import-official", "export-official")
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def ended(result, code, *words):
-    """The command ended with `code`, nothing on stdout and one line on stderr that has the words."""
-    assert result.exit_code == code, result.stderr
-    assert result.stdout == ""
-    assert result.stderr.endswith("\n")
-    assert result.stderr.count("\n") == 1, result.stderr
-    assert "Traceback" not in result.stderr
-    for word in words:
-        assert str(word) in result.stderr, result.stderr
+COMMANDS = tuple(get_command(app).commands)
 
 
 @pytest.fixture

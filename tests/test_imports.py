@@ -10,7 +10,22 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "tokenformer"
 # Each room may import from the ones before it, and nobody from the ones after it.
-ROOMS = ["errors", "files", "pattention", "nn", "models", "growth", "official", "cli"]
+ROOMS = [
+    "errors",
+    "files",
+    "data",
+    "pattention",
+    "nn",
+    "models",
+    "cost",
+    "growth",
+    "api",
+    "evaluation",
+    "training",
+    "official",
+    "report",
+    "cli",
+]
 
 
 def loaded_by(code: str) -> set[str]:
@@ -25,6 +40,21 @@ def test_importing_the_library_loads_little_beyond_transformers():
     bare = loaded_by("from transformers import PreTrainedModel, AutoModelForCausalLM, GenerationMixin")
     extra = {name.split(".")[0] for name in loaded_by("import tokenformer") - bare}
     assert extra <= {"tokenformer", "transformers", "torch"}
+
+
+def test_the_script_answers_without_torch():
+    heavy = {"torch", "transformers", "numpy"}
+    asked_for_help = "import sys, tokenformer_command as script; sys.argv = ['tokenformer', 'grow', '--help']; "
+    asked_for_help += "sys.exit = lambda code: None; script.main()"
+    assert not heavy & loaded_by(asked_for_help)
+
+
+def test_in_the_script_every_name_comes_when_it_is_asked_for():
+    """As in code that transformers runs from a model folder, which imports our classes by name."""
+    code = "import tokenformer_command, tokenformer; from tokenformer import *; "
+    code += "from transformers import AutoConfig; assert tokenformer.grow is grow and callable(pattention); "
+    code += "assert isinstance(AutoConfig.for_model('tokenformer'), tokenformer.TokenFormerConfig)"
+    assert "tokenformer.nn" in loaded_by(code)
 
 
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))

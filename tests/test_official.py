@@ -245,7 +245,7 @@ def drop_a_tensor(path):
             "config.json",
             lambda path: GPT2Config().save_pretrained(path.parent),
             BadRequestError,
-            r"model holds a gpt2 model; only tokenformer is exported",
+            r"model holds a gpt2 model, and a tokenformer is needed",
         ),
     ],
 )

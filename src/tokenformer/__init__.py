@@ -6,29 +6,19 @@ TokenFormerConfig, TokenFormerForCausalLM  the language model
 grow, grow_optimizer                       a larger model that computes exactly what the smaller one did
 """
 
-from . import nn
-from .errors import BadFileError, BadRequestError
-from .growth import Growth, grow, grow_optimizer, plan_growth
-from .models import PRESETS, TokenFormerConfig, TokenFormerForCausalLM, TokenFormerModel
-from .pattention import KINDS, Pattention, pattention, pattention_layers, replace_linears
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "KINDS",
-    "PRESETS",
-    "BadFileError",
-    "BadRequestError",
-    "Growth",
-    "Pattention",
-    "TokenFormerConfig",
-    "TokenFormerForCausalLM",
-    "TokenFormerModel",
-    "grow",
-    "grow_optimizer",
-    "nn",
-    "pattention",
-    "pattention_layers",
-    "plan_growth",
-    "replace_linears",
-]
+if TYPE_CHECKING or "tokenformer_command" not in sys.modules:
+    from .api import *  # noqa: F403
+    from .api import __all__ as __all__
+else:
+    # In the script (see src/tokenformer_command.py) the same names come when they are first asked for.
+    def __getattr__(name: str) -> Any:
+        api = import_module(".api", __name__)
+        value = getattr(api, name)
+        globals().update({known: getattr(api, known) for known in api.__all__})
+        return value

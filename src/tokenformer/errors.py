@@ -12,6 +12,10 @@ class BadFileError(RuntimeError):
     """A file is broken, truncated or not of the expected form. The message names it."""
 
 
+class BadResultError(RuntimeError):
+    """What was made is not what was promised, and was thrown away. The message says by how much."""
+
+
 def one_line(message: object) -> str:
     """A message, often another library's, without its line breaks."""
     return " ".join(str(message).split())

@@ -13,6 +13,14 @@ from pathlib import Path
 from .errors import BadRequestError
 
 
+def existing_file(path: str | os.PathLike) -> Path:
+    """The path, if there is a file to read."""
+    path = Path(path)
+    if not path.is_file():
+        raise BadRequestError(f"{path} {'is not a file' if path.exists() else 'does not exist'}; check the path")
+    return path
+
+
 def check_new(*targets: Path) -> None:
     """Refuse a target where something is already, other than an empty folder."""
     for target in targets:
@@ -51,6 +59,13 @@ def write_new(*targets: Path) -> Iterator[tuple[Path, ...]]:
             elif renaming:
                 _remove(target)
         raise
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a text file, or replace it, so that a reader finds the old one or the new one whole."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
 
 
 def _remove(path: Path) -> None:

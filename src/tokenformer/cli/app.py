@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from . import official
+from . import evaluate, generate, grow, info, official, prepare, report, train
 from .outcome import Commands
 
 app = typer.Typer(
@@ -15,7 +15,14 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["--help", "-h"]},
 )
+app.add_typer(train.commands)
+app.add_typer(generate.commands)
+app.add_typer(evaluate.commands)
+app.add_typer(grow.commands)
+app.add_typer(info.commands)
 app.add_typer(official.commands)
+app.add_typer(report.commands)
+app.add_typer(prepare.commands)
 
 
 def _version(asked: bool) -> None:

@@ -1,7 +1,7 @@
 """How a command ends: exit code and one line on stderr.
 
     0     done
-    1     failed: a broken file, or an error nobody foresaw
+    1     failed: a broken file, a result that did not pass its check, or an error nobody foresaw
     2     a request that cannot be carried out as it stands
     130   interrupted
 
@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 from typer.core import TyperGroup
 
-from ..errors import BadFileError, BadRequestError, one_line
+from ..errors import BadFileError, BadRequestError, BadResultError, one_line
 
 
 class Commands(TyperGroup):
@@ -35,7 +35,7 @@ class Commands(TyperGroup):
         except Exception as error:
             if ctx.params["debug"]:
                 traceback.print_exc()
-            if isinstance(error, BadRequestError | BadFileError):
+            if isinstance(error, BadRequestError | BadFileError | BadResultError):
                 say("error", error)
             else:
                 hint = "" if ctx.params["debug"] else " (tokenformer --debug … shows where)"

@@ -22,7 +22,7 @@ def grow_layer(name: str, layer: Pattention, growth: Growth) -> None:
     """Grow a layer in place. Its Parameters stay the same objects, so that an optimizer still knows them."""
     step = growth.layers[name]
     keys, values = layer.key_tokens, layer.value_tokens
-    tau = _grown_tau(layer, step, growth.method)
+    tau = grown_tau(layer.tau, layer.kind, step, growth.method)
     if keys.is_meta:
         new_keys, new_values = keys.new_empty(step.after, layer.d_in), values.new_empty(step.after, layer.d_out)
     else:
@@ -40,10 +40,11 @@ def grow_layer(name: str, layer: Pattention, growth: Growth) -> None:
     layer.tau = tau
 
 
-def _grown_tau(layer: Pattention, step: LayerGrowth, method: str) -> Tensor:
+def grown_tau(tau: Tensor, kind: str, step: LayerGrowth, method: str) -> Tensor:
+    """The scale of a layer after a growth step."""
     if method == "random":
-        return torch.full_like(layer.tau, default_tau(step.after, layer.kind))
-    return layer.tau * (step.copies if layer.kind == "softmax" else math.sqrt(step.copies))
+        return torch.full_like(tau, default_tau(step.after, kind))
+    return tau * (step.copies if kind == "softmax" else math.sqrt(step.copies))
 
 
 def _share_out(values: Tensor, step: LayerGrowth, noise: float, out: Tensor, generator: torch.Generator) -> None:

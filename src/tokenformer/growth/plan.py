@@ -26,6 +26,11 @@ class LayerGrowth:
     after: int
     copies: int
 
+    @classmethod
+    def by(cls, method: str, before: int, after: int) -> "LayerGrowth":
+        """How `method` gets from `before` tokens to `after`."""
+        return cls(before, after, copies=after // before if method == "split" else 1)
+
     @property
     def appended(self) -> int:
         return self.after - self.copies * self.before
@@ -158,7 +163,7 @@ def _plan_layer(name: str, layer: Pattention, after: int, method: str) -> LayerG
         raise BadRequestError(
             f"grow: {name} already has {before} tokens; ask for more, or leave it out to keep its size"
         )
-    growth = LayerGrowth(before, after, copies=after // before if method == "split" else 1)
+    growth = LayerGrowth.by(method, before, after)
     if layer.kind == "softmax" and method == "zero":
         raise BadRequestError(
             f"grow: {name} uses softmax, where a zero key still takes probability mass (e⁰ = 1), so method='zero' "

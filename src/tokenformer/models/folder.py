@@ -6,10 +6,12 @@ for `from_pretrained(folder, trust_remote_code=True)`, so that any program finds
 
 import os
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel
 
 from ..pattention import pattention_layers
+from .config import TokenFormerConfig
 
 TEMPLATE = """\
 ---
@@ -66,12 +68,9 @@ def write_beside_weights(model: PreTrainedModel, folder: str | os.PathLike) -> N
 
 def render_card(model: PreTrainedModel) -> str:
     """The card's text."""
-    config = model.config
+    config: Any = model.config
     taus = sorted({round(layer.tau.item(), 2) for _, layer in pattention_layers(model) if not layer.tau.is_meta})
-    steps = [
-        f"{i}. {step['method']} (seed {step['seed']}): {_counts(step['before'])} -> {_counts(step['after'])}"
-        for i, step in enumerate(config.growth_history or [], start=1)
-    ]
+    steps = [f"{i}. {step}" for i, step in enumerate(growth_steps(config), start=1)]
     return TEMPLATE.format(
         parameters=model.num_parameters(),
         width=config.hidden_size,
@@ -86,5 +85,14 @@ def render_card(model: PreTrainedModel) -> str:
     )
 
 
-def _counts(tokens: dict[str, int]) -> str:
-    return "/".join(str(n) for n in tokens.values())
+def growth_steps(config: TokenFormerConfig) -> list[str]:
+    """One line a growth step: how, and the token counts before and after."""
+    return [
+        f"{step['method']} (seed {step['seed']}): {_counts(config, step['before'])} -> {_counts(config, step['after'])}"
+        for step in config.growth_history or []
+    ]
+
+
+def _counts(config: TokenFormerConfig, tokens: dict[str, int]) -> str:
+    # config.json has its keys in the order of the alphabet, and the card's table has them in ours.
+    return "/".join(str(tokens[role]) for role in config.token_roles)

@@ -7,14 +7,14 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import BadFileError
+from ..models.loading import wrong_keys
 
 EMBEDDING = "sequential.0.word_embeddings.weight"
 PATTENTIONS = {
@@ -66,12 +66,6 @@ def check_keys(tensors: Mapping[str, Tensor], names: Iterable[str], path: Path) 
         raise BadFileError(f"{path} {wrong}; do the settings belong to this checkpoint?")
 
 
-def wrong_keys(missing: Collection[Any], unexpected: Collection[Any]) -> str:
-    """The part of an error message that names them; empty if there are none."""
-    problems = (("lacks", missing), ("has the unexpected", unexpected))
-    return " and ".join(f"{problem} {_listed(keys)}" for problem, keys in problems if keys)
-
-
 def check_tensors(tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], path: Path) -> None:
     """Every tensor has the shape that the settings say, and all have one floating dtype."""
     for key, shape in shapes.items():
@@ -94,13 +88,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, PermissionError):
         return "permission denied"
     return "it is truncated, or not a file that torch.save wrote"
-
-
-def _listed(keys: Collection[Any], most: int = 6) -> str:
-    # By number first, so that stage 10 follows stage 9.
-    ordered = sorted(map(str, keys), key=lambda key: ([int(number) for number in re.findall(r"\d+", key)], key))
-    more = f" and {len(ordered) - most} more" if len(ordered) > most else ""
-    return ", ".join(ordered[:most]) + more
 
 
 def _dtype(dtype: torch.dtype) -> str:

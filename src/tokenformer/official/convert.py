@@ -10,18 +10,18 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from ..errors import BadFileError, BadRequestError, one_line
-from ..files import check_new, write_new
+from ..files import check_new, existing_file, write_new
 from ..models import TokenFormerConfig, TokenFormerForCausalLM
+from ..models.loading import read_config, read_model
 from ..pattention import default_tau, pattention_layers
-from .checkpoint import EMBEDDING, check_keys, check_tensors, official_names, read_checkpoint, wrong_keys
+from .checkpoint import EMBEDDING, check_keys, check_tensors, official_names, read_checkpoint
 from .settings import from_config, read_settings, to_config, write_settings
 
 END_OF_TEXT = "<|endoftext|>"
@@ -56,15 +56,15 @@ def import_official(
     """
     checkpoint, folder = Path(checkpoint), Path(folder)
     check_new(folder)
-    values = read_settings(_existing(settings))
-    tensors = read_checkpoint(_existing(checkpoint))
+    values = read_settings(existing_file(settings))
+    tensors = read_checkpoint(existing_file(checkpoint))
     names = official_names(values["num_layers"], tied=not values["no_weight_tying"])
     check_keys(tensors, names, checkpoint)
     rows = tensors[EMBEDDING].shape[:1].numel()
     # The tokenizer of the authors' models has its end of text at 0.
     end_of_text, vocabulary, fast = 0, None, None
     if tokenizer is not None:
-        fast, vocabulary = _read_tokenizer(_existing(tokenizer), rows, values["max_position_embeddings"])
+        fast, vocabulary = _read_tokenizer(existing_file(tokenizer), rows, values["max_position_embeddings"])
         end_of_text = fast.eos_token_id
     config = to_config(values, rows, end_of_text)
     model = _model(config, tensors, names, checkpoint)
@@ -89,9 +89,9 @@ def export_official(
         if path.is_dir():
             raise BadRequestError(f"{path} is a folder; name the file to write")
     check_new(checkpoint, settings)
-    config = _read_config(folder)
+    config = read_config(folder)
     official_settings = from_config(config, folder)
-    model = _read_model(folder)
+    model = read_model(folder)
     for name, layer in pattention_layers(model):
         tau, official_tau = layer.tau.item(), default_tau(layer.num_tokens, layer.kind)
         if not math.isclose(tau, official_tau, rel_tol=TAU_TOLERANCE):
@@ -105,13 +105,6 @@ def export_official(
         torch.save({theirs: state[ours] for theirs, ours in names.items()}, partial_checkpoint)
         write_settings(official_settings, partial_settings)
     return _conversion(model, (checkpoint, settings), None)
-
-
-def _existing(path: str | os.PathLike) -> Path:
-    path = Path(path)
-    if not path.is_file():
-        raise BadRequestError(f"{path} {'is not a file' if path.exists() else 'does not exist'}; check the path")
-    return path
 
 
 def _read_tokenizer(path: Path, rows: int, length: int) -> tuple[PreTrainedTokenizerFast, int]:
@@ -151,33 +144,6 @@ def _model(
     state.setdefault("lm_head.weight", state["model.embed_tokens.weight"])
     model.load_state_dict(state, assign=True)
     model.tie_weights()
-    return model
-
-
-def _read_config(folder: Path) -> TokenFormerConfig:
-    if not (folder / "config.json").is_file():
-        raise BadRequestError(f"{folder} is not a model folder: it has no config.json")
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # a broken file, a value of the wrong type, a model unknown to transformers
-        raise BadFileError(f"{folder / 'config.json'} cannot be read: {one_line(error)}") from error
-    if not isinstance(config, TokenFormerConfig):
-        raise BadRequestError(f"{folder} holds a {config.model_type} model; only tokenformer is exported")
-    return config
-
-
-def _read_model(folder: Path) -> TokenFormerForCausalLM:
-    try:
-        loaded: Any = TokenFormerForCausalLM.from_pretrained(
-            folder, dtype="auto", output_loading_info=True, local_files_only=True
-        )
-    except Exception as error:  # safetensors, transformers and torch each have their own for a broken file
-        raise BadFileError(f"the weights in {folder} cannot be read: {one_line(error)}") from error
-    model, info = loaded
-    # transformers only warns of these, and draws what is missing at random.
-    wrong = wrong_keys(info["missing_keys"], info["unexpected_keys"])
-    if wrong:
-        raise BadFileError(f"{folder} {wrong}; do the weights belong to its config.json?")
     return model
 
 

@@ -1,0 +1,26 @@
+"""The names that `import tokenformer` gives. Importing this registers the models with transformers."""
+
+from . import nn
+from .errors import BadFileError, BadRequestError
+from .growth import Growth, grow, grow_optimizer, plan_growth
+from .models import PRESETS, TokenFormerConfig, TokenFormerForCausalLM, TokenFormerModel
+from .pattention import KINDS, Pattention, pattention, pattention_layers, replace_linears
+
+__all__ = [
+    "KINDS",
+    "PRESETS",
+    "BadFileError",
+    "BadRequestError",
+    "Growth",
+    "Pattention",
+    "TokenFormerConfig",
+    "TokenFormerForCausalLM",
+    "TokenFormerModel",
+    "grow",
+    "grow_optimizer",
+    "nn",
+    "pattention",
+    "pattention_layers",
+    "plan_growth",
+    "replace_linears",
+]

@@ -1,0 +1,103 @@
+"""info: what presets and saved models cost, before anything is trained or loaded."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .summary import quiet_libraries, short, show_table
+
+if TYPE_CHECKING:
+    from ..models import TokenFormerConfig
+
+commands = typer.Typer()
+
+NOTE = (
+    "params, non-emb: parameters, in all and without the embedding. tokens: query, key, value / output / feed-forward. "
+    "forward, training: FLOPs a token; a multiply-add is two. cache: keys and values of one sequence in 2 bytes a "
+    "number. memory: an estimate for training on one sequence in fp32 with AdamW and chunked loss."
+)
+
+
+@commands.command("info", epilog="Example: tokenformer info 124m 354m models/mine --length 4096")
+def info_command(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME_OR_FOLDER", help="Presets or model folders.", show_default="all presets"),
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option(min=1, help="Tokens in a sequence.", show_default="each model's context")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+) -> None:
+    """Parameters, FLOPs, KV cache and training memory of presets and model folders.
+
+    Of a folder only config.json is read. Its tau and how it grew are shown too.
+    """
+    import json
+
+    from ..models import PRESETS
+
+    quiet_libraries()
+    found = {name: _describe(name, length) for name in names or PRESETS}
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    columns = ["", "params", "non-emb", "tokens", "length", "forward", "training", "cache", "memory"]
+    show_table(columns, [_row(name, facts) for name, facts in found.items()], NOTE)
+    for name, facts in found.items():
+        if "tau" in facts:
+            tau = ", ".join(f"{role} {value:.4g}" for role, value in facts["tau"].items())
+            grown = "; then ".join(facts["growth"]) or "trained at this size from the start"
+            typer.echo(f"{name}: tau {tau}; {grown}")
+
+
+def _describe(name: str, length: int | None) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from .. import cost
+    from ..growth.folder import taus
+    from ..models.folder import growth_steps
+
+    config, saved = _config(name)
+    length = length or config.max_position_embeddings
+    counts, memory = cost.parameters(config), cost.training_memory(config, 1, length)
+    facts = {
+        "parameters": {"total": counts.total, "non_embedding": counts.non_embedding, **asdict(counts)},
+        "tokens": config.num_tokens,
+        "length": length,
+        "forward_flops_per_token": cost.forward_flops_per_token(config, length),
+        "training_flops_per_token": cost.training_flops_per_token(config, length),
+        "kv_cache_bytes": cost.kv_cache_bytes(config, length),
+        "training_memory_bytes": {"total": memory.total, **asdict(memory)},
+    }
+    if saved:
+        facts |= {"tau": taus(config), "growth": growth_steps(config)}
+    return facts
+
+
+def _config(name: str) -> tuple["TokenFormerConfig", bool]:
+    """The configuration a name stands for, and whether it is a folder's. A preset goes before a folder of its name."""
+    from ..errors import BadRequestError, did_you_mean
+    from ..models import PRESETS, TokenFormerConfig
+    from ..models.loading import read_config
+
+    if name in PRESETS:
+        return TokenFormerConfig.preset(name), False
+    if not Path(name).exists():
+        raise BadRequestError(f"{name} is neither a preset nor a folder; {did_you_mean(name, PRESETS)}")
+    return read_config(name), True
+
+
+def _row(name: str, facts: dict[str, Any]) -> list[str]:
+    return [
+        name,
+        short(facts["parameters"]["total"]),
+        short(facts["parameters"]["non_embedding"]),
+        "/".join(str(count) for count in facts["tokens"].values()),
+        f"{facts['length']:,}",
+        short(facts["forward_flops_per_token"]),
+        short(facts["training_flops_per_token"]),
+        short(facts["kv_cache_bytes"], "B"),
+        short(facts["training_memory_bytes"]["total"], "B"),
+    ]

@@ -1,0 +1,95 @@
+"""Names of sources to the files and datasets they stand for.
+
+Enters: paths, folders, globs, `stdlib`, Hub names. Leaves: a list of readers, in a fixed order.
+"""
+
+import glob
+import os
+import re
+import sysconfig
+from collections.abc import Container, Iterator
+from pathlib import Path
+
+from ..errors import BadRequestError
+from .config import DataConfig, as_list
+from .readers import CommaSeparated, Dataset, JsonLines, Parquet, RowSource, TextFile
+
+Source = TextFile | RowSource
+
+READERS = {".jsonl": JsonLines, ".ndjson": JsonLines, ".json": JsonLines, ".csv": CommaSeparated, ".parquet": Parquet}
+# Of the standard library: tests and data for them, and what is not Python's own.
+NOT_LIBRARY = {"test", "tests", "idlelib", "lib2to3", "site-packages", "__pycache__"}
+HUB_PREFIX = "hub:"
+
+
+def find_sources(config: DataConfig, part: str = "train") -> list[Source]:
+    """Everything that the sources of `part`, train or validation, stand for."""
+    named = config.train if part == "train" else config.validation
+    names = as_list(named or [])
+    if not names:
+        raise BadRequestError(f"no source was given for {part}; name files, folders, a Hub dataset, or stdlib")
+    split = config.hub_split if part == "train" else config.hub_validation_split
+    return [source for name in names for source in _find(name, config, split)]
+
+
+def _find(name: str, config: DataConfig, split: str) -> Iterator[Source]:
+    path = Path(name).expanduser()
+    if name == "stdlib":
+        yield from _library()
+    elif name.startswith(HUB_PREFIX):
+        yield _dataset(name.removeprefix(HUB_PREFIX), config, split)
+    elif path.is_dir() and ((path / "state.json").exists() or (path / "dataset_dict.json").exists()):
+        yield _dataset(str(path), config, split, saved=True)
+    elif path.is_dir():
+        files = _files_in(path)
+        if not files:
+            raise BadRequestError(f"the folder {name} has no files in it")
+        yield from (_reader(file, found=True) for file in files)
+    elif path.exists():
+        yield _reader(path)
+    elif glob.has_magic(name):
+        files = [Path(file) for file in sorted(glob.glob(str(path), recursive=True)) if os.path.isfile(file)]
+        if not files:
+            raise BadRequestError(f"no file matches {name}")
+        yield from (_reader(file, found=True) for file in files)
+    elif _looks_like_hub(name):
+        yield _dataset(name, config, split)
+    else:
+        raise BadRequestError(
+            f"there is no file or folder {name}; a Hub dataset without an owner in its name is written {HUB_PREFIX}NAME"
+        )
+
+
+def _looks_like_hub(name: str) -> bool:
+    """`owner/name`, and not a path with a mistake in it: no such folder, and no ending."""
+    return bool(re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name)) and not (
+        Path(name).parent.is_dir() or re.fullmatch(r"\.[A-Za-z]\w*", Path(name).suffix)
+    )
+
+
+def _dataset(name: str, config: DataConfig, split: str, saved: bool = False) -> Source:
+    return Dataset(name, config.hub_config, split, saved, config.streaming)
+
+
+def _reader(path: Path, found: bool = False) -> Source:
+    plain = path.with_suffix("") if path.suffix.lower() == ".gz" else path
+    reader = READERS.get(plain.suffix.lower())
+    return reader(str(path)) if reader else TextFile(str(path), found)
+
+
+def _files_in(folder: Path, left_out: Container[str] = ()) -> list[Path]:
+    """All files below a folder, sorted, without hidden ones and without the folders that are `left_out`."""
+    files = []
+    for here, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in left_out]
+        files += [Path(here, name) for name in names if not name.startswith(".")]
+    return sorted(file for file in files if file.is_file())  # no pipes and sockets
+
+
+def _library() -> Iterator[Source]:
+    """The source of the running Python's standard library, which every machine that can run us has."""
+    folder = sysconfig.get_path("stdlib")
+    files = [file for file in _files_in(Path(folder), NOT_LIBRARY) if file.suffix == ".py"]
+    if not files:
+        raise BadRequestError(f"this Python has no source of its standard library in {folder}; name another source")
+    yield from (TextFile(str(file), found=True) for file in files)

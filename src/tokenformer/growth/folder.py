@@ -1,0 +1,93 @@
+"""Growth of a saved model: a model folder in, a larger one out, and the proof that both compute the same.
+
+    tokenformer grow models/small models/large --factor 2 --method split
+
+The request is checked before a weight is read. The model grows in place, so that memory holds little more than the
+grown one, and the logits before and after are compared before anything is written.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import BadResultError
+from ..files import check_new, write_new
+from ..models import TokenFormerConfig, TokenFormerForCausalLM
+from ..models.loading import read_config, read_model
+from ..models.text import copy_tokenizer
+from ..pattention import default_tau
+from .grow import apply_growth
+from .layer import grown_tau
+from .plan import LayerGrowth, plan_growth
+
+# How far logits may move, relative to the largest: the promise of docs/growth.md. Half precision rounds the values that
+# split shares out.
+TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5}
+HALF_TOLERANCE = 5e-2
+
+
+@dataclass(frozen=True)
+class FolderGrowth:
+    """The configurations before and after, and how far the logits moved; None if that was not looked at."""
+
+    before: TokenFormerConfig
+    after: TokenFormerConfig
+    difference: float | None
+
+
+def grow_folder(
+    source: str | os.PathLike, target: str | os.PathLike, *, verify: bool = True, **request: Any
+) -> FolderGrowth:
+    """Grow the model in `source` into the new folder `target`; its tokenizer comes along.
+
+    `request` is that of `grow`: factor, num_tokens or to, and method, seed, noise, exact. With `verify`, logits on
+    random ids are compared, and those of a method that promises exactness must not move.
+    """
+    source, target = Path(source), Path(target)
+    check_new(target)
+    before = read_config(source)
+    with torch.device("meta"):
+        growth = plan_growth(TokenFormerForCausalLM(before), **request)
+    model = read_model(source)
+    old_logits = _sample_logits(model) if verify else None
+    apply_growth(model, growth, inplace=True)
+    difference = None
+    if old_logits is not None:
+        difference = ((_sample_logits(model) - old_logits).abs().max() / old_logits.abs().max()).item()
+        tolerance = TOLERANCES.get(model.dtype, HALF_TOLERANCE)
+        # Written so that NaN fails too.
+        if growth.method != "random" and not difference <= tolerance:
+            raise BadResultError(
+                f"the grown model's logits differ from those of {source} by {difference:.2g} of the largest, and "
+                f"{tolerance:g} is allowed; nothing was written"
+            )
+    with write_new(target) as (partial,):
+        model.save_pretrained(partial)
+        copy_tokenizer(source, partial)
+    return FolderGrowth(before, model.config, difference)
+
+
+def taus(config: TokenFormerConfig) -> dict[str, float]:
+    """The scale tau of each role's layers, followed from birth through every growth step."""
+    history = config.growth_history or []
+    found = {}
+    for role, count in config.num_tokens.items():
+        born_with = history[0]["before"][role] if history else count
+        tau = torch.tensor(default_tau(born_with, config.pattention_kind), dtype=torch.float64)
+        for entry in history:
+            if entry["after"][role] != entry["before"][role]:
+                step = LayerGrowth.by(entry["method"], entry["before"][role], entry["after"][role])
+                tau = grown_tau(tau, config.pattention_kind, step, entry["method"])
+        found[role] = tau.item()
+    return found
+
+
+@torch.no_grad()
+def _sample_logits(model: TokenFormerForCausalLM) -> Tensor:
+    length = min(64, model.config.max_position_embeddings)
+    ids = torch.randint(model.config.vocab_size, (2, length), generator=torch.Generator().manual_seed(0))
+    return model.eval()(ids, use_cache=False).logits.double()

@@ -1,0 +1,248 @@
+"""What happens beside the training loop: metrics to a file, a progress bar, signals, and the watch for a plateau."""
+
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from ..files import replace_file
+from .ladder import Ladder
+
+
+class Metrics(TrainerCallback):
+    """metrics.jsonl: one line a measurement, over the whole run, each step once however often the run is resumed."""
+
+    def __init__(self, path: Path, ladder: Ladder) -> None:
+        self.path, self.ladder = path, ladder
+        self._clock: tuple[float, int] | None = None
+
+    def forget_after(self, stage: int, step: int) -> None:
+        """Drop what a run that died wrote after the checkpoint from which it goes on."""
+        if not self.path.exists():
+            return
+        kept = []
+        for line in self.path.read_text().splitlines():
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue  # the line during which it died
+            place = entry["stage"], entry["step"]
+            # What is measured when a stage begins and when it ends is measured again.
+            again = (entry["kind"] == "growth" and place == (stage, step)) or (
+                entry["kind"] == "stage_end" and entry["stage"] == stage
+            )
+            if place <= (stage, step) and not again:
+                kept.append(line)
+        replace_file(self.path, "".join(f"{line}\n" for line in kept))
+
+    def write(self, kind: str, stage: int, step: int, **values: Any) -> None:
+        """Append one line."""
+        entry = {
+            "kind": kind,
+            "stage": stage,
+            "step": step,
+            "tokens": step * self.ladder.tokens_per_step,
+            "flops": self.ladder.flops(step),
+            "parameters": self.ladder.stages[stage - 1].parameters,
+            **values,
+        }
+        with self.path.open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._clock = time.perf_counter(), state.global_step
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not state.is_world_process_zero or not logs:
+            return
+        stage = self.ladder.stage_at(state.global_step - 1).number if state.global_step else 1
+        if "loss" in logs:
+            now, (then, step) = time.perf_counter(), self._clock or (0.0, 0)
+            self._clock = now, state.global_step
+            tokens = (state.global_step - step) * self.ladder.tokens_per_step
+            self.write(
+                "train",
+                stage,
+                state.global_step,
+                loss=logs["loss"],
+                lr=logs["learning_rate"],
+                grad_norm=logs.get("grad_norm"),
+                tokens_per_second=round(tokens / (now - then), 1),
+            )
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        # Outside of training it belongs to a growth step or to the end of a stage, which have lines of their own.
+        if state.is_world_process_zero and metrics and self._clock is not None:
+            stage = self.ladder.stage_at(state.global_step - 1).number
+            self.write("validation", stage, state.global_step, validation_loss=metrics["eval_loss"])
+            self._clock = time.perf_counter(), state.global_step
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._clock = None
+
+
+class Signals(TrainerCallback):
+    """SIGTERM and the first Ctrl-C save a checkpoint and stop; a second Ctrl-C stops at once."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+
+    def listen(self) -> None:
+        """Take over both signals. Only the main thread may."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._receive)
+
+    def _receive(self, number: int, frame: Any) -> None:
+        if self.received is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = number
+        print("\nstopping: a checkpoint is written first; Ctrl-C again stops at once", file=sys.stderr, flush=True)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self._anywhere(args):
+            control.should_save = True
+            control.should_training_stop = True
+
+    def _anywhere(self, args: TrainingArguments) -> bool:
+        """Whether any process has received one: all have to stop at the same step, or they wait for each other."""
+        if args.world_size == 1:
+            return self.received is not None
+        received = torch.tensor(self.received or 0, device=args.device)
+        torch.distributed.all_reduce(received, op=torch.distributed.ReduceOp.MAX)
+        self.received = int(received) or None
+        return self.received is not None
+
+
+class BeforeDecay(TrainerCallback):
+    """A checkpoint at the step before the learning rate decays; the Trainer marks it to be kept."""
+
+    def __init__(self, ladder: Ladder) -> None:
+        self.ladder = ladder
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.global_step == self.ladder.decay_start:
+            control.should_save = True
+
+
+class Plateau(TrainerCallback):
+    """Ends a stage when the validation loss has flattened: no gain of `min_improvement` in `patience` validations."""
+
+    def __init__(self, patience: int, min_improvement: float, start: int) -> None:
+        self.patience, self.min_improvement, self.start = patience, min_improvement, start
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if self.reached(state):
+            control.should_save = True
+            control.should_training_stop = True
+
+    def reached(self, state: TrainerState) -> bool:
+        """Whether the last `patience` losses of the stage are no better than the best before them."""
+        history = [entry for entry in state.log_history if "eval_loss" in entry]
+        losses = [entry["eval_loss"] for entry in history if entry["step"] > self.start]
+        if len(losses) <= self.patience:
+            return False
+        before, after = min(losses[: -self.patience]), min(losses[-self.patience :])
+        return before - after < self.min_improvement
+
+
+class Bar(TrainerCallback):
+    """A progress bar with the time left; in a log file, a line at every tenth of a stage."""
+
+    def __init__(self, console: Console, ladder: Ladder) -> None:
+        self.console, self.ladder = console, ladder
+        self.progress: Progress | None = None
+        self._task: Any = None
+        self._loss: float | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if not state.is_world_process_zero or not self.console.is_terminal:
+            return
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[loss]}"),
+            TimeRemainingColumn(),
+        )
+        self.progress = Progress(*columns, console=self.console)
+        stage = self.ladder.stage_at(state.global_step)
+        self._task = self.progress.add_task(
+            f"stage {stage.number}/{len(self.ladder.stages)}",
+            total=self.ladder.stages[-1].end,
+            completed=state.global_step,
+            loss=self._shown_loss,
+        )
+        self.progress.start()
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._loss = (logs or {}).get("loss", self._loss)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if not state.is_world_process_zero:
+            return
+        if self.progress is not None:
+            self.progress.update(self._task, completed=state.global_step, loss=self._shown_loss)
+            return
+        stage = self.ladder.stage_at(state.global_step - 1)
+        done, tenth = state.global_step - stage.start, max(1, stage.steps // 10)
+        if done % tenth == 0:
+            self.console.print(
+                f"stage {stage.number}/{len(self.ladder.stages)}  step {state.global_step}/{self.ladder.stages[-1].end}"
+                f"  {self._shown_loss}"
+            )
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.close()
+
+    @property
+    def _shown_loss(self) -> str:
+        return "" if self._loss is None else f"loss {self._loss:.3f}"
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self.progress is not None:
+            self.progress.stop()
+            self.progress = None

@@ -1,0 +1,156 @@
+"""The ladder worked out: every stage with its model, its steps and its learning rate, before the first step is made.
+
+Enters: a recipe, the configuration of the first model, the tokens of one step. Leaves: a Ladder. Growth requests are
+checked on models without weights, so that a mistake in the last stage is found before the first is trained.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..cost import training_flops_per_token
+from ..errors import BadRequestError
+from ..growth import Growth, apply_growth, plan_growth
+from ..models import TokenFormerConfig, TokenFormerForCausalLM
+from .recipe import GrowthRecipe, Recipe, StageRecipe
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage. `start` is the step at which it starts; a plateau may end the stage before it early."""
+
+    number: int
+    start: int
+    steps: int
+    config: TokenFormerConfig
+    parameters: int
+    flops_per_token: float
+    growth: Growth | None
+    adam: str
+    trains: str
+
+    @property
+    def end(self) -> int:
+        return self.start + self.steps
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """All stages, with the schedule of the learning rate over them."""
+
+    stages: tuple[Stage, ...]
+    recipe: GrowthRecipe
+    tokens_per_step: int
+
+    @property
+    def schedule(self) -> str:
+        return self.recipe.schedule or ("wsd" if len(self.stages) > 1 else "cosine")
+
+    @property
+    def decay_start(self) -> int | None:
+        """The step before which wsd has not decayed: the place from which a ladder can be climbed further."""
+        if self.schedule != "wsd":
+            return None
+        end = self.stages[-1].end
+        decay = self.recipe.decay_steps
+        steps = decay * end if decay < 1 else decay
+        return end - min(max(1, round(steps)), self.stages[-1].steps)
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate at a step, as a fraction of training.learning_rate."""
+        warmup = self.recipe.warmup_steps
+        floor = self.recipe.min_lr_ratio
+        if self.schedule == "wsd":
+            floor = 0.0 if floor is None else floor
+            start, end = self.decay_start or 0, self.stages[-1].end
+            left = min(1.0, (end - step) / max(1, end - start))
+            return min(1.0, (step + 1) / max(1, warmup)) * (floor + (1 - floor) * left)
+        floor = 0.1 if floor is None else floor
+        stage = self.stage_at(step)
+        done = step - stage.start
+        if done < warmup:
+            return (done + 1) / warmup
+        progress = min(1.0, (done - warmup) / max(1, stage.steps - warmup))
+        return floor + (1 - floor) * (1 + math.cos(math.pi * progress)) / 2
+
+    def stage_at(self, step: int) -> Stage:
+        """The stage that makes step `step` (counted from 0)."""
+        for stage in reversed(self.stages):
+            if step >= stage.start:
+                return stage
+        raise AssertionError(f"step {step} is before the first stage")
+
+    def flops(self, step: int) -> float:
+        """Training FLOPs of the first `step` steps."""
+        return sum(
+            (min(step, following) - stage.start) * self.tokens_per_step * stage.flops_per_token
+            for stage, following in zip(self.stages, [*(s.start for s in self.stages[1:]), math.inf], strict=True)
+            if step > stage.start
+        )
+
+    def started_at(self, number: int, step: int) -> "Ladder":
+        """The ladder with stage `number` starting at `step`, and the later ones following it."""
+        stages, start = list(self.stages), step
+        for i in range(number - 1, len(stages)):
+            stages[i] = replace(stages[i], start=start)
+            start = stages[i].end
+        return replace(self, stages=tuple(stages))
+
+
+def build_ladder(recipe: Recipe, config: TokenFormerConfig, tokens_per_step: int) -> Ladder:
+    """Work out every stage of a recipe."""
+    growth = recipe.growth
+    requests = growth.stages or [StageRecipe(steps=_single_stage_steps(recipe))]
+    with torch.device("meta"):
+        model = TokenFormerForCausalLM(config)
+    stages: list[Stage] = []
+    for number, request in enumerate(requests, start=1):
+        step = None
+        if number > 1:
+            method = request.method or growth.method
+            step = plan_growth(
+                model,
+                request.factor,
+                num_tokens=request.num_tokens,
+                to=request.to,
+                method=method,
+                seed=growth.seed + number,
+                noise=growth.noise,
+                exact=method != "random",
+            )
+            model = apply_growth(model, step)
+        parameters = model.num_parameters()
+        if growth.max_parameters and parameters > growth.max_parameters:
+            raise BadRequestError(
+                f"growth.stages[{number - 1}] has {parameters:,} parameters; growth.max_parameters is "
+                f"{growth.max_parameters:,.0f}"
+            )
+        stages.append(
+            Stage(
+                number=number,
+                start=stages[-1].end if stages else 0,
+                steps=_steps(request, tokens_per_step),
+                config=model.config,
+                parameters=parameters,
+                flops_per_token=training_flops_per_token(model.config, recipe.data.block_length),
+                growth=step,
+                adam=request.adam or growth.adam,
+                trains=(request.trains or growth.trains) if number > 1 else "all",
+            )
+        )
+    return Ladder(tuple(stages), growth, tokens_per_step)
+
+
+def _steps(request: StageRecipe, tokens_per_step: int) -> int:
+    if request.steps is not None:
+        return request.steps
+    assert request.tokens is not None
+    return max(1, round(request.tokens / tokens_per_step))
+
+
+def _single_stage_steps(recipe: Recipe) -> int:
+    steps = recipe.training.get("max_steps")
+    if not isinstance(steps, int) or steps < 1:
+        raise BadRequestError(f"training.max_steps is {steps!r}; say how long to train, there or in growth.stages")
+    return steps

@@ -1,0 +1,61 @@
+"""The optimizer's state on disk: keyed by parameter name, in safetensors, the same for one process and for many.
+
+Trainer's own optimizer.pt is keyed by index, which growth cannot follow, and a sharded one is bound to its number of
+processes. Here every state stands whole in optimizer.safetensors as "<parameter>/<state>"; shards are gathered when it
+is written and cut again when it is read. The settings of the groups come from the recipe, not from the file.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+
+FILE = "optimizer.safetensors"
+
+
+def save(folder: Path, model: nn.Module, optimizer: Optimizer, *, write: bool) -> None:
+    """Write the state of `model`'s parameters. Every process must call it; one writes."""
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            whole = value.full_tensor() if isinstance(value, DTensor) else torch.as_tensor(value)
+            if write:
+                tensors[f"{name}/{key}"] = whole.detach().cpu().contiguous()
+    if write:
+        save_file(tensors, folder / FILE)
+
+
+def read(folder: Path) -> dict[str, dict[str, Tensor]]:
+    """The states in a checkpoint by parameter name; empty if it has none."""
+    state: dict[str, dict[str, Tensor]] = {}
+    if (folder / FILE).exists():
+        for path, tensor in load_file(folder / FILE).items():
+            name, _, key = path.rpartition("/")
+            state.setdefault(name, {})[key] = tensor
+    return state
+
+
+def write(folder: Path, state: dict[str, dict[str, Tensor]]) -> None:
+    """Write states by parameter name."""
+    save_file({f"{name}/{key}": t for name, entry in state.items() for key, t in entry.items()}, folder / FILE)
+
+
+def load(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
+    """Put a checkpoint's states into an optimizer. A parameter without one starts afresh; others are left out."""
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    state = read(folder)
+    for name, parameter in model.named_parameters():
+        if id(parameter) in held and name in state:
+            optimizer.state[parameter] = {key: _like(value, parameter) for key, value in state[name].items()}
+
+
+def _like(value: Tensor, parameter: Tensor) -> Any:
+    if value.dim() == 0:
+        return value  # Adam keeps its step count on the CPU
+    if isinstance(parameter, DTensor):
+        return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
+    return value.to(parameter.device)

@@ -1,0 +1,143 @@
+"""transformers' Trainer, with what a ladder needs: our schedule, named optimizer state, checkpoints that are atomic,
+frozen rows, and a stop at the first number that is not finite.
+
+It overrides private methods of Trainer (_save_checkpoint and what it calls, _clip_grad_norm): the minor version of
+transformers is pinned for that, and tests train, kill and resume real runs.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import PrinterCallback, Trainer, TrainingArguments
+
+from . import optimizer_state
+from .checkpoint import KEEP, checkpoints, last_good, partial_path, prune, seal
+from .frozen import FrozenRows
+from .ladder import Ladder
+from .parallel import reshard
+
+
+class NotFiniteError(RuntimeError):
+    """The loss or the gradient became NaN or infinite."""
+
+
+class LadderTrainer(Trainer):
+    """Trains one stage of a ladder, up to the step at which it ends."""
+
+    def __init__(self, *, args: TrainingArguments, ladder: Ladder, keep: int, frozen: FrozenRows | None, **more: Any):
+        self.ladder, self.keep, self.frozen = ladder, keep, frozen
+        self._staging: Path | None = None
+        # Trainer's constructor refuses to save and resume a model that transformers sharded at loading, because
+        # its own optimizer.pt could not; ours can.
+        args.save_only_model = True
+        super().__init__(args=args, **more)
+        args.save_only_model = False
+        self.remove_callback(PrinterCallback)
+
+    @property
+    def plain_model(self) -> nn.Module:
+        """The model without what accelerate put around it."""
+        return self.accelerator.unwrap_model(self.model)
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """As Trainer's; rows that are frozen are put back after each of its steps."""
+        optimizer = super().create_optimizer(model)
+        if self.frozen is not None:
+            frozen = self.frozen
+            optimizer.register_step_post_hook(lambda *_: frozen.put_back())
+        return optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
+        """The ladder's schedule, by the step of the whole run."""
+        scheduler = LambdaLR(optimizer or self._plain_optimizer, self.ladder.learning_rate)
+        self.lr_scheduler, self._created_lr_scheduler = scheduler, True
+        return scheduler
+
+    def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        place = super()._init_training_state(max_steps, *args, **kwargs)
+        # How often to log, validate and save is the recipe's to say, not the checkpoint's.
+        self.state.compute_steps(self.args, max_steps)
+        return place
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """As Trainer's; a loss that is not finite ends the run before it reaches the weights."""
+        loss = super().training_step(*args, **kwargs)
+        self._check_finite("loss", loss)
+        return loss
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As Trainer's, with FSDP's shards in their places again at the end, where the optimizer knows them."""
+        metrics = super().evaluate(*args, **kwargs)
+        reshard(self.plain_model)
+        return metrics
+
+    def _clip_grad_norm(self, model: nn.Module) -> Any:
+        if self.frozen is not None:
+            self.frozen.clear_gradients()
+        norm = super()._clip_grad_norm(model)
+        if norm is not None:
+            self._check_finite("gradient norm", norm)
+        return norm
+
+    def _check_finite(self, what: str, value: Any) -> None:
+        number = float(value)
+        if number == number and abs(number) != float("inf"):
+            return
+        good, _ = last_good(Path(str(self.args.output_dir)))
+        raise NotFiniteError(
+            f"the {what} is {number} at step {self.state.global_step + 1}; "
+            + (f"the last good checkpoint is {good}" if good else "no checkpoint had been written")
+            + "; lower training.learning_rate or raise growth.warmup_steps"
+        )
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self._staging or self.args.output_dir)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Let Trainer write into a hidden folder, then seal it and give it its name."""
+        step = self.state.global_step
+        target = Path(str(self.args.output_dir)) / f"checkpoint-{step}"
+        if target in checkpoints(target.parent):
+            return
+        self._staging = partial_path(target)
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            staged, self._staging = self._staging / target.name, None
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            (staged / "training_args.bin").unlink(missing_ok=True)  # a pickle, and the recipe says it all
+            if step == self.ladder.decay_start:
+                (staged / KEEP).write_text(
+                    "The learning rate has not decayed yet: a ladder can be climbed on from here.\n"
+                )
+            seal(staged, target)
+            staged.parent.rmdir()
+            prune(target.parent, self.keep)
+        self.accelerator.wait_for_everyone()
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        folder = Path(output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        optimizer_state.save(folder, self.plain_model, self._plain_optimizer, write=self.args.should_save)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None:
+            return
+        optimizer_state.load(Path(checkpoint), self.plain_model, self._plain_optimizer)
+        # The schedule is a function of the step, so it is set to where it stands, not loaded.
+        scheduler: Any = self.lr_scheduler
+        scheduler.last_epoch = self.state.global_step
+        scheduler._last_lr = [base * self.ladder.learning_rate(scheduler.last_epoch) for base in scheduler.base_lrs]
+        for group, rate in zip(scheduler.optimizer.param_groups, scheduler._last_lr, strict=True):
+            group["lr"] = rate
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """Nothing: the model was loaded from the checkpoint when it was made."""
+
+    @property
+    def _plain_optimizer(self) -> Any:
+        return getattr(self.optimizer, "optimizer", self.optimizer)

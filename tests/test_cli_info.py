@@ -1,0 +1,71 @@
+"""`tokenformer info`: presets and folders, as a table and as JSON."""
+
+import json
+
+import pytest
+
+from command import ended, run
+from conftest import make_tiny
+from tokenformer import PRESETS, TokenFormerConfig, cost, grow
+from tokenformer.growth.folder import taus
+from tokenformer.pattention import pattention_layers
+
+
+def test_all_presets_in_a_table():
+    result = run("info")
+    assert (result.exit_code, result.stderr) == (0, "")
+    rows = {line.split()[0]: line for line in result.stdout.splitlines() if line.strip()}
+    assert PRESETS.keys() <= rows.keys()
+    numbers = "354M 316M 2140/2140/8560 1,024 746M 2.24G 37.7MB 8.77GB"
+    assert " ".join(rows["354m"].split()) == f"354m {numbers}"
+    assert "…" not in result.stdout
+
+
+def test_json_has_the_numbers():
+    result = run("info", "124m", "tiny", "--length", 4096, "--json")
+    found = json.loads(result.stdout)
+    config = TokenFormerConfig.preset("124m")
+    assert list(found) == ["124m", "tiny"]
+    assert found["124m"]["length"] == 4096
+    assert found["124m"]["parameters"]["total"] == cost.parameters(config).total
+    assert found["124m"]["training_flops_per_token"] == cost.training_flops_per_token(config, 4096)
+    assert found["124m"]["kv_cache_bytes"] == cost.kv_cache_bytes(config, 4096)
+    assert found["124m"]["training_memory_bytes"]["total"] == cost.training_memory(config, 1, 4096).total
+    assert "tau" not in found["124m"]
+
+
+def test_a_folder_is_read_without_its_weights(tmp_path, tiny):
+    grown = grow(grow(tiny, 3, method="split"), num_tokens={"ffn": 1000})
+    grown.save_pretrained(tmp_path / "grown")
+    tiny.save_pretrained(tmp_path / "fresh")
+    for name in ("grown", "fresh"):
+        (tmp_path / name / "model.safetensors").unlink()
+    result = run("info", tmp_path / "grown", tmp_path / "fresh", "tiny")
+    assert result.exit_code == 0, result.stderr
+    lines = result.stdout.splitlines()
+    steps = "split (seed 0): 64/64/256 -> 192/192/768; then zero (seed 0): 192/192/768 -> 192/192/1000"
+    assert f"{tmp_path / 'grown'}: tau qkv 13.86, out 13.86, ffn 27.71; {steps}" in lines
+    assert f"{tmp_path / 'fresh'}: tau qkv 8, out 8, ffn 16; trained at this size from the start" in lines
+
+
+@pytest.mark.parametrize("kind", ["l2_gelu", "softmax"])
+def test_tau_from_the_history_is_the_layers_tau(kind):
+    model = make_tiny(pattention_kind=kind)
+    for step in (
+        {"factor": 3, "method": "split"},
+        {"num_tokens": {"qkv": 500, "ffn": 1000}, "method": "random", "exact": False},
+        {"num_tokens": {"out": 384}, "method": "split"},
+    ):
+        grow(model, **step, inplace=True)
+        expected = taus(model.config)
+        for name, layer in pattention_layers(model):
+            role = next(role for role, parts in model.config.token_roles.items() if name.rpartition(".")[2] in parts)
+            assert layer.tau.item() == pytest.approx(expected[role], rel=1e-6)
+
+
+def test_refusals(tmp_path):
+    ended(run("info", "tinny"), 2, "tinny is neither a preset nor a folder; did you mean 'tiny'?")
+    ended(run("info", tmp_path), 2, "is not a model folder: it has no config.json")
+    ended(run("info", "--length", 0), 2, "--length")
+    (tmp_path / "config.json").write_text("{")
+    ended(run("info", tmp_path), 1, "config.json cannot be read")

@@ -1,0 +1,277 @@
+"""`tokenformer report`: what it reads, what its page says, and that the page stands alone."""
+
+import json
+import re
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+
+from command import ended, run
+from synthetic_runs import RECIPE, write_run
+from tokenformer.errors import BadFileError, BadRequestError
+from tokenformer.report import load_run, load_runs, write_report
+from tokenformer.report.curves import MOST_POINTS, both_axes, count, flops, thin
+
+NAMES = ["loss-vs-compute.png", "loss-vs-tokens.png", "report.html"]
+
+
+@pytest.fixture
+def ladder(tmp_path):
+    return write_run(tmp_path / "ladder", steps=400)
+
+
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """Leaves out what takes longest, in tests of the page."""
+    monkeypatch.setattr("tokenformer.report.write.draw_losses", lambda *args: args[-1].encode())
+
+
+def page_of(folder, out, **options):
+    return write_report(load_runs([folder]), out, **options)[0].read_text()
+
+
+def data_of(page):
+    return json.loads(re.search(r'id="data">(.*?)</script>', page).group(1))
+
+
+def cells(row):
+    return re.findall(r"<td>(.*?)</td>", row)
+
+
+def append(folder, text):
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(text)
+
+
+def entry(kind="train", step=1, **values):
+    at = {"kind": kind, "stage": 1, "step": step, "tokens": 100 * step, "flops": 1e6 * step, "parameters": 10}
+    return json.dumps(at | {"loss": 2.0, "lr": 0.1, "grad_norm": None, "tokens_per_second": 5} | values) + "\n"
+
+
+def one_run(folder, *lines):
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    return folder
+
+
+def test_a_run_is_read_whole(ladder):
+    read = load_run(ladder)
+    assert (read.label, read.recipe, read.unreadable) == ("ladder", RECIPE, 0)
+    assert (len(read.train), len(read.growths), read.ended) == (120, 2, {1, 2, 3})
+    assert read.train[0].grad_norm is None
+    first, second, third = read.stages
+    assert first.growth is None
+    assert second.growth.method == "split"
+    assert second.growth.loss_before == pytest.approx(first.loss) == pytest.approx(second.growth.loss_after)
+    assert third.parameters == 757_123_456
+    assert third.tokens == 400 * 524_288
+    assert third.flops == pytest.approx(6 * third.parameters * third.tokens)
+    assert sum(stage.tokens for stage in read.stages) == read.last[3].tokens
+    assert second.tokens_per_second == pytest.approx(4.1e13 / second.parameters, rel=0.05)
+
+
+def test_the_validation_curve_has_both_sides_of_a_growth_step(tmp_path):
+    read = load_run(write_run(tmp_path / "jumps", steps=400, method="random"))
+    step = read.growths[0]
+    at = [one.loss for one in read.validation if one.at.step == step.at.step]
+    assert at[-2:] == [step.loss_before, step.loss_after]
+    assert step.loss_after - step.loss_before == pytest.approx(0.35)
+
+
+@pytest.mark.parametrize("cut", [1, 2, 40, 100])
+def test_a_run_that_is_still_going(ladder, cut, tmp_path, no_pictures):
+    """Its last line is cut off in the middle, also inside a character of several bytes."""
+    whole = (ladder / "metrics.jsonl").read_bytes()
+    lines = whole[: whole.index(b'{"kind": "stage_end", "stage": 3')]
+    (ladder / "metrics.jsonl").write_bytes(
+        lines + '{"kind": "trâin", "stage": 3, "step": 7000, "tokens"'.encode()[:cut]
+    )
+    read = load_run(ladder)
+    assert (len(read.train), read.unreadable) == (120, 0)
+    page = page_of(ladder, tmp_path / "out")
+    assert "Stage 3 has not ended." in page
+    assert " so far</td>" in page
+
+
+def test_a_last_line_without_its_newline_counts_if_it_is_whole(tmp_path):
+    folder = one_run(tmp_path / "run", entry(), entry(step=2).rstrip("\n"))
+    assert len(load_run(folder).train) == 2
+
+
+def test_what_is_unknown_is_ignored_and_what_is_broken_is_counted(tmp_path, no_pictures):
+    folder = one_run(
+        tmp_path / "run",
+        entry(note="new", loss=float("nan")),
+        '{"kind": "weather"}\n\n',
+        '{"kind": "train", "sta{"kind": "train"}\n',
+        "17\n",
+        entry(loss="low"),
+        entry(flops=float("inf")),
+        entry("validation", step=2, validation_loss=None),
+    )
+    read = load_run(folder)
+    assert (len(read.train), len(read.validation), read.unreadable) == (1, 1, 4)
+    assert read.train[0].loss is None
+    page = page_of(folder, tmp_path / "out")
+    assert "could not be read: 4." in page
+    assert "no recipe.yaml" in page
+    assert data_of(page)["runs"][0]["training"] == []
+
+
+def test_the_table_of_stages(ladder, tmp_path, no_pictures):
+    page = page_of(ladder, tmp_path / "out")
+    section = page[page.index("<section") :]
+    rows = [cells(row) for row in re.findall(r"<tr>(.*?)</tr>", section)]
+    stages = load_run(ladder).stages
+    assert [row[0] for row in rows[1:]] == ["1", "2", "3", "all"]
+    second, loss = rows[2], f"{stages[0].loss:.3f}"
+    assert second[:5] == ["2", "split", "354,127,872", "210M", "446 PFLOPs"]
+    assert second[5:7] == [loss, loss]
+    assert second[7:] == [f"{stages[1].loss:.3f}", f"{stages[1].tokens_per_second:,.0f}"]
+    assert rows[1][5:7] == ["–", "–"]
+    assert rows[4][3:5] == ["629M", "1.55 EFLOPs"]
+    assert f"<pre>{RECIPE}</pre>" in page
+
+
+def test_what_the_figures_draw(ladder, tmp_path, no_pictures):
+    data = data_of(page_of(ladder, tmp_path / "out"))
+    compute, tokens = data["axes"]
+    assert (compute["title"], tokens["title"]) == ("training compute, EFLOPs", "training tokens, millions")
+    (drawn,) = data["runs"]
+    assert [growth["parameters"] for growth in drawn["growths"]] == ["124M → 354M", "354M → 757M"]
+    assert all(len(set(growth["loss"].split(" → "))) == 1 for growth in drawn["growths"])
+    assert drawn["growths"][0]["at"] == pytest.approx([0.15658, 209.7], rel=1e-3)
+    assert drawn["training"][-1][:2] == pytest.approx([compute["end"], tokens["end"]], rel=1e-5)
+    low, high = compute["linear_loss"]
+    assert low < drawn["validation"][-1][2] < high < drawn["training"][0][2]
+    assert max(point[2] for point in drawn["lr"]) == pytest.approx(6)
+    assert len(drawn["grad_norm"]) == 117
+
+
+def test_the_page_stands_alone_and_takes_no_html_from_a_run(tmp_path, no_pictures):
+    name = "<b>&\"'</script>$x$".replace("/", "∕")
+    folder = write_run(tmp_path / name, steps=100, method="</script><img src=x onerror=alert(1)>")
+    (folder / "recipe.yaml").write_text("name: </pre><script>alert(1)</script>\n")
+    page = page_of(folder, tmp_path / "out", log=True)
+    assert not re.search(r"https?:|//[a-z]|\bsrc=(?!x)|<link|@import|url\((?!#)", page)
+    assert "<img" not in page
+    assert "<b>&" not in page
+    assert page.count("<script") == page.count("</script>") == 2
+    data = data_of(page)
+    assert (data["log"], data["runs"][0]["label"]) == (True, name)
+
+
+def test_pictures_of_the_promised_kind(tmp_path):
+    """With names and numbers that matplotlib could take for something else."""
+    write_run(tmp_path / "_$x$", steps=100)
+    one_run(tmp_path / "short", entry("validation", step=0, validation_loss=3.0))
+    runs = load_runs([tmp_path / "_$x$", tmp_path / "short"])
+    for log in (False, True):
+        written = write_report(runs, tmp_path / "out", log)
+        for path in written[1:]:
+            head = path.read_bytes()[:24]
+            assert head.startswith(b"\x89PNG")
+            assert struct.unpack(">II", head[16:]) == (1600, 960)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == NAMES
+
+
+def test_a_report_is_replaced_and_a_foreign_file_is_not(ladder, tmp_path, no_pictures):
+    out = tmp_path / "out"
+    out.mkdir()
+    runs = load_runs([ladder])
+    (out / "report.html").write_text("mine")
+    with pytest.raises(BadRequestError, match=r"report\.html is not from this command"):
+        write_report(runs, out)
+    assert (out / "report.html").read_text() == "mine"
+    (out / "report.html").unlink()
+    (out / "report.html").mkdir()
+    with pytest.raises(BadRequestError, match="is not from this command"):
+        write_report(runs, out)
+
+
+def test_a_failure_leaves_the_earlier_report(ladder, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    write_report(load_runs([ladder]), out)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    append(ladder, entry(step=9999))
+    with pytest.raises(BadRequestError, match=re.escape('pip install "tokenformer[report]"')):
+        write_report(load_runs([ladder]), out)
+    with pytest.raises(BadRequestError):
+        write_report(load_runs([ladder]), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_runs_of_one_name_are_told_apart_by_the_folders_above(tmp_path):
+    paths = [
+        tmp_path / "a" / "x" / "run",
+        tmp_path / "b" / "x" / "run",
+        tmp_path / "b" / "y" / "run",
+        tmp_path / "other",
+    ]
+    for path in paths:
+        one_run(path, entry())
+    assert [read.label for read in load_runs(paths)] == ["a/x/run", "b/x/run", "y/run", "other"]
+    with pytest.raises(BadRequestError, match="was given 2 times"):
+        load_runs([paths[0], paths[0] / ".." / "run"])
+
+
+def test_long_curves_are_thinned_and_keep_their_extremes(tmp_path):
+    losses = [5.0 - i / 10_000 for i in range(20_000)]
+    losses[7_777], losses[11_111] = 50.0, 0.5
+    read = load_run(one_run(tmp_path / "run", *(entry(step=i + 1, loss=loss) for i, loss in enumerate(losses))))
+    kept = thin([(one.at, one.loss) for one in read.train])
+    assert len(kept) <= MOST_POINTS
+    values = [value for _, value in kept]
+    assert {50.0, 0.5, losses[0], losses[-1]} <= set(values)
+    steps = [at.step for at, _ in kept]
+    assert steps == sorted(set(steps))
+
+
+def test_numbers_have_three_digits_and_a_unit(tmp_path):
+    assert [count(n) for n in (0, 512, 12_345, 999_600, 1.5e9, 123e6)] == [
+        "0",
+        "512",
+        "12.3k",
+        "1.00M",
+        "1.50B",
+        "123M",
+    ]
+    assert [flops(n) for n in (0, 4.56e15, 9.996e17)] == ["0 FLOPs", "4.56 PFLOPs", "1.00 EFLOPs"]
+    axes = both_axes(load_runs([one_run(tmp_path / "run", entry(step=3))]))
+    assert [axis.title for axis in axes] == ["training compute, MFLOPs", "training tokens"]
+
+
+def test_the_command(ladder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run("report", ladder)
+    assert result.exit_code == 0, result.stderr
+    assert "120 measurements, stages: 3" in result.stdout
+    assert sorted(path.name for path in (ladder / "report").iterdir()) == NAMES
+    write_run(tmp_path / "b" / "ladder", steps=100)
+    assert run("report", "ladder", "b/ladder").exit_code == 0
+    assert "b/ladder" in (tmp_path / "report" / "report.html").read_text()
+    assert "Example: tokenformer report " in run("report", "--help").stdout
+
+
+def test_the_example_in_the_docs(tmp_path, monkeypatch):
+    write_run(tmp_path / "runs" / "ladder", steps=100)
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parent.parent / "docs" / "report.md").read_text()
+    exec(re.search(r"```python\n(.*?)```", text, re.DOTALL).group(1), {})
+    assert sorted(path.name for path in (tmp_path / "report").iterdir()) == NAMES
+
+
+def test_the_commands_mistakes_are_one_line(tmp_path):
+    ended(run("report", tmp_path / "none"), 2, "none does not exist")
+    ended(run("report", tmp_path), 2, "has no metrics.jsonl")
+    broken = one_run(tmp_path / "broken", '{"kind": "tr')
+    ended(run("report", broken), 1, "metrics.jsonl has no line that can be read")
+    with pytest.raises(BadFileError):
+        load_run(broken)
+    good = one_run(tmp_path / "good", entry())
+    ended(run("report", good, "--out", good / "metrics.jsonl"), 2, "is not a folder")
+    ended(run("report"), 2, "RUN")

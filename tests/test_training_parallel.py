@@ -1,0 +1,80 @@
+"""Two processes over gloo: the same data, the same losses as one, cut up for real, and carried on by any number."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import torch
+
+from training_runs import metrics, run, weights, write_recipe
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "tokenformer"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+    """The run to compare with.
+
+    Without dropout, whose random numbers each process draws for itself, and at a rate at which a difference in the last
+    bit of a sum does not double with every step.
+    """
+    folder = tmp_path_factory.mktemp("one")
+    recipe = write_recipe(folder, model={"attention_dropout": 0.0}, training={"learning_rate": 3e-4})
+    run(recipe, folder / "run")
+    return recipe, folder / "run"
+
+
+def two_processes(recipe, out, *overrides):
+    command = [*TORCHRUN, "train", str(recipe), f"training.output_dir={out}", *overrides]
+    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+
+
+def assert_equal_to_one(out, reference):
+    ours, theirs = metrics(out), metrics(reference)
+    assert [(line["kind"], line["step"]) for line in ours] == [(line["kind"], line["step"]) for line in theirs]
+    for mine, other in zip(ours, theirs, strict=True):
+        for key in ("loss", "validation_loss", "validation_loss_after"):
+            if key in other:
+                assert mine[key] == pytest.approx(other[key], rel=1e-5), (mine["kind"], mine["step"])
+    for stage in (1, 2, 3):
+        mine, other = weights(out, stage), weights(reference, stage)
+        for name in other:
+            torch.testing.assert_close(mine[name], other[name], rtol=0, atol=1e-3, msg=name)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_are_equal_to_one(one_process, tmp_path, parallel):
+    recipe, reference = one_process
+    done = two_processes(recipe, tmp_path / "run", f"training.parallel={parallel}")
+    assert done.returncode == 0, done.stderr
+    said = re.search(r"2 processes over gloo: (.*)", done.stderr).group(1)
+    assert said == ("DDP" if parallel == "ddp" else "FSDP2, 23 parameters cut up")
+    assert_equal_to_one(tmp_path / "run", reference)
+
+
+def test_killed_with_two_processes_and_carried_on_with_one(one_process, tmp_path):
+    """In the second stage: the model has grown from a checkpoint that two processes wrote."""
+    recipe, reference = one_process
+    out = tmp_path / "run"
+    command = [*TORCHRUN, "train", str(recipe), f"training.output_dir={out}", "training.parallel=fsdp"]
+    process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while process.poll() is None and not (out / "stage-2" / "checkpoint-12").exists():
+        time.sleep(0.01)
+    for child in [*psutil.Process(process.pid).children(recursive=True), process]:
+        child.kill()
+        child.wait()
+    assert not (out / "stage-2" / "result.json").exists()
+    run(recipe, out)
+    assert_equal_to_one(out, reference)
+
+
+def test_a_batch_that_cannot_be_shared(one_process, tmp_path):
+    recipe, _ = one_process
+    done = two_processes(recipe, tmp_path / "run", "training.global_batch=7")
+    assert done.returncode != 0
+    assert "training.global_batch is 7; with 2 processes and accumulation it must divide by 2" in done.stderr

@@ -1,0 +1,134 @@
+"""Recipes: defaults < file < command line, and a one-line error that names the nearest key for every mistake."""
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from tokenformer import BadFileError, BadRequestError
+from tokenformer.cli import app
+from tokenformer.training import load_recipe
+from tokenformer.training.dry_run import vocabulary
+from tokenformer.training.ladder import build_ladder
+from tokenformer.training.setup import first_config, tokens_per_step
+from training_runs import write_recipe
+
+RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.yaml"))
+
+
+def ladder_of(recipe):
+    return build_ladder(recipe, first_config(recipe, vocabulary(recipe)), tokens_per_step(recipe, 1))
+
+
+def test_defaults_recipe_command_line(tmp_path):
+    path = write_recipe(tmp_path)
+    recipe = load_recipe(path)
+    assert recipe.training["adam_beta2"] == 0.95  # the house's
+    assert recipe.training["learning_rate"] == 3e-3  # the file's
+    recipe = load_recipe(path, ["training.learning_rate=1e-4", "data.block_length=64", "growth.stages.1.steps=5"])
+    assert recipe.training["learning_rate"] == 1e-4
+    assert recipe.data.block_length == 64
+    assert recipe.growth.stages[1].steps == 5
+    assert recipe.growth.method == "split"
+    assert recipe.name == "recipe"
+
+
+def test_the_resolved_recipe_is_a_recipe(tmp_path):
+    recipe = load_recipe(write_recipe(tmp_path))
+    (tmp_path / "resolved.yaml").write_text(recipe.to_yaml())
+    assert load_recipe(tmp_path / "resolved.yaml").to_yaml() == recipe.to_yaml()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["modle.hidden_size=3"], r"'modle' is not known; did you mean 'model'\?"),
+        (["model.hiden_size=3"], r"model: 'hiden_size' is not known; did you mean 'hidden_size'\?"),
+        (["data.block_lenght=3"], r"data: 'block_lenght' is not known; did you mean 'block_length'\?"),
+        (["training.lerning_rate=1"], r"training: 'lerning_rate' is not known; did you mean 'learning_rate'\?"),
+        (["growth.metod=zero"], r"growth: 'metod' is not known; did you mean 'method'\?"),
+        (["growth.stages.1.facter=3"], r"growth.stages\[1\]: 'facter' is not known; did you mean 'factor'\?"),
+        (["growth.method=spilt"], r"growth.method is 'spilt'; did you mean 'split'\?"),
+        (["growth.warmup_steps=many"], r"growth.warmup_steps is 'many'; int is needed"),
+        (["data.block_length=1.5"], r"data.block_length is 1.5; int is needed"),
+        (["training.parallel=tp"], r"training.parallel is 'tp'; choose ddp or fsdp"),
+        (["training.save_steps=0"], r"training.save_steps is 0; a whole number of at least 1"),
+        (
+            ["training.lr_scheduler_type=cosine"],
+            r"training.lr_scheduler_type is decided by the ladder; use growth.sched",
+        ),
+        (["training.resume_from_checkpoint=x"], r"use the same command again"),
+        (["growth.stages=[{factor: 2, steps: 3}]"], r"growth.stages\[0\] has factor; the first stage has the model's"),
+        (["growth.stages=[{steps: 3}, {steps: 3}]"], r"growth.stages\[1\] has no size; give one of factor, to, num"),
+        (["growth.stages=[{steps: 3, tokens: 9}]"], r"needs a budget: one of steps and tokens"),
+        (["growth.stages=[{steps: 0}]"], r"has a budget of 0; it must be above 0"),
+        (["growth.stages=3"], r"growth.stages is 3; a list of stages is needed"),
+        (["growth.stages=[{steps: 3}]", "growth.trigger=plateau"], r"no second stage to grow into"),
+        (["model.preset=tiny", "model.checkpoint=x"], r"a preset and a checkpoint; give one"),
+        (["--learning-rate"], r"'--learning-rate' is not an override; write section.key=value"),
+        (["learning_rate"], r"'learning_rate' is not an override"),
+        (["model=3"], r"model is 3; a section is a list of keys and values"),
+    ],
+)
+def test_mistakes(tmp_path, overrides, message):
+    with pytest.raises(BadRequestError, match=message) as error:
+        load_recipe(write_recipe(tmp_path), overrides)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["growth.stages=[]"], r"training.max_steps is None; say how long to train"),
+        (["growth.stages.2.factor=0.5"], r"factor=0.5 was given; it must be larger than 1"),
+        (["growth.stages.1={to: 354m, steps: 2}"], r"preset '354m' has hidden_size=768, this model has 32"),
+        (["growth.max_parameters=30000"], r"growth.stages\[1\] has .* parameters; growth.max_parameters is 30,000"),
+        (["model.max_position_embeddings=16"], r"data.block_length is 32; the model reads 16"),
+        (["model.checkpoint=nowhere", "model.hidden_size=32"], r"nowhere, which is not a model folder"),
+        (["model.num_attention_heads=5"], r"hidden_size=32 does not divide by num_attention_heads=5"),
+    ],
+)
+def test_mistakes_that_need_the_model_are_found_before_training(tmp_path, overrides, message):
+    path = write_recipe(tmp_path)
+    result = CliRunner().invoke(app, ["train", str(path), *overrides, "--dry-run"])
+    assert result.exit_code in (1, 2)
+    with pytest.raises(Exception, match=message):
+        ladder_of(load_recipe(path, overrides))
+
+
+def test_files_that_are_not_recipes(tmp_path):
+    with pytest.raises(BadRequestError, match=r"nowhere.yaml does not exist; give the path of a recipe"):
+        load_recipe(tmp_path / "nowhere.yaml")
+    for text, message in (("- a\n- b", "holds no sections"), ("a: [", "is not a readable recipe")):
+        (tmp_path / "bad.yaml").write_text(text)
+        with pytest.raises(BadFileError, match=message):
+            load_recipe(tmp_path / "bad.yaml")
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
+def test_every_recipe_can_be_dry_run(path):
+    result = CliRunner(env={**os.environ, "COLUMNS": "120"}).invoke(app, ["train", str(path), "--dry-run"])
+    assert result.exit_code == 0, result.output
+    for words in ("parameters", "FLOPs a token", "tokens a step", "compute", "memory", "steps"):
+        assert words in result.output
+    resolved = yaml.safe_load(result.output.split("stage 1 of")[0])
+    assert set(resolved) == {"name", "model", "data", "training", "growth"}
+
+
+def test_the_papers_ladder_has_the_papers_sizes():
+    (path,) = (p for p in RECIPES if p.name == "openwebtext_ladder.yaml")
+    recipe = load_recipe(path)
+    ladder = ladder_of(recipe)
+    millions = [stage.parameters / 1e6 for stage in ladder.stages]
+    assert millions == pytest.approx([124, 354, 757, 1400], rel=0.02)
+    assert ladder.tokens_per_step == 512 * 1024
+    assert ladder.stages[0].steps == round(300e9 / (512 * 1024))
+
+
+def test_the_command_says_one_line_about_a_mistake(tmp_path):
+    result = CliRunner().invoke(app, ["train", str(write_recipe(tmp_path)), "training.lerning_rate=1"])
+    assert result.exit_code == 2
+    assert "did you mean 'learning_rate'?" in result.output
+    assert "Traceback" not in result.output

@@ -1,0 +1,253 @@
+"""Never lose work: killed at any instant, on a full disk, by a signal or a NaN, a run goes on or says what to do."""
+
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from tokenformer import BadFileError, BadRequestError
+from tokenformer.training import checkpoint as checkpoints_module
+from tokenformer.training import run as run_module
+from tokenformer.training import trainer as trainer_module
+from tokenformer.training.checkpoint import checkpoints, last_good, verify
+from tokenformer.training.trainer import LadderTrainer, NotFiniteError
+from training_runs import metrics, run, run_in_child, weights, write_recipe
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """A run that nothing disturbed, its recipe, and the seconds it took."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    recipe = write_recipe(folder)
+    run(recipe, folder / "warm")  # prepares the data, as every later run finds it
+    start = time.perf_counter()
+    assert run_in_child(recipe, folder / "run") == 0
+    return recipe, folder / "run", time.perf_counter() - start
+
+
+def assert_same(out, reference):
+    for stage in (1, 2, 3):
+        ours, theirs = weights(out, stage), weights(reference, stage)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert metrics(out) == metrics(reference)
+    assert not list(out.rglob("*.partial*"))
+
+
+def test_killed_at_twenty_random_moments(uninterrupted, tmp_path):
+    """Bit by bit the weights, and line by line the metrics, of a run that was left alone."""
+    recipe, reference, seconds = uninterrupted
+    moments = random.Random(0)
+    kills = rounds = 0
+    while kills < 20:
+        out = tmp_path / f"run-{rounds}"
+        code = None
+        while code != 0:
+            # Once there have been enough, let the run come to its end.
+            code = run_in_child(recipe, out, kill_after=moments.uniform(0, seconds) if kills < 20 else None)
+            assert code in (0, -signal.SIGKILL)
+            kills += code != 0
+        assert_same(out, reference)
+        rounds += 1
+
+
+def kill_at(module, name, call):
+    """In a child: die just before the `call`-th call of a function."""
+
+    def before():
+        original, calls = getattr(module, name), iter(range(1, 10**6))
+
+        def dying(*args, **kwargs):
+            if next(calls) == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*args, **kwargs)
+
+        setattr(module, name, dying)
+
+    return before
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "calls"),
+    [
+        (trainer_module, "seal", (1, 3, 6)),  # everything is written, but has no name yet
+        (checkpoints_module, "seal", (1, 2, 3)),  # the same for first checkpoints, grown ones and models
+        (checkpoints_module, "_sync", (3, 30)),  # half-way to the disk
+        (run_module, "grow_checkpoint", (1, 2)),
+        (run_module, "_write_json", (1, 2, 3, 5)),  # between a stage's model and the note that it is done
+        (run_module, "_check_growth", (1, 2)),
+    ],
+)
+def test_killed_at_the_worst_moments(uninterrupted, tmp_path, module, name, calls):
+    recipe, reference, _ = uninterrupted
+    for call in calls:
+        out = tmp_path / f"run-{call}"
+        assert run_in_child(recipe, out, before=kill_at(module, name, call)) == -signal.SIGKILL
+        assert run_in_child(recipe, out) == 0
+        assert_same(out, reference)
+
+
+def interrupted(recipe, out, save_calls):
+    """A run that died, with some checkpoints in its first stage."""
+    assert run_in_child(recipe, out, before=kill_at(trainer_module, "seal", save_calls)) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "missing", "manifest"])
+def test_a_broken_checkpoint_is_named_and_the_one_before_it_used(uninterrupted, tmp_path, damage, capsys):
+    recipe, reference, _ = uninterrupted
+    out = tmp_path / "run"
+    interrupted(recipe, out, 3)
+    newest = checkpoints(out / "stage-1")[-1]
+    assert newest.name == "checkpoint-8"
+    victim = newest / ("MANIFEST.json" if damage == "manifest" else "optimizer.safetensors")
+    data = bytearray(victim.read_bytes())
+    if damage == "missing":
+        victim.unlink()
+    else:
+        data[len(data) // 2] ^= 1
+        victim.write_bytes(data if damage == "flipped" else data[: len(data) // 2])
+    with pytest.raises(BadFileError, match=victim.name):
+        verify(newest)
+    good, problems = last_good(out / "stage-1")
+    assert good.name == "checkpoint-4"
+    assert victim.name in problems[0]
+    assert run_in_child(recipe, out) == 0
+    assert (out / "stage-1" / "broken-checkpoint-8").exists()
+    shutil.rmtree(out / "stage-1" / "broken-checkpoint-8")
+    assert_same(out, reference)
+
+
+def test_no_good_checkpoint_at_all(uninterrupted, tmp_path):
+    recipe, _, _ = uninterrupted
+    interrupted(recipe, tmp_path / "run", 2)
+    for checkpoint in checkpoints(tmp_path / "run" / "stage-1"):
+        (checkpoint / "model.safetensors").write_bytes(b"")
+    with pytest.raises(BadFileError, match=r"stage-1 has no good checkpoint: .*model.safetensors has 0 bytes"):
+        run(recipe, tmp_path / "run")
+
+
+def test_a_full_disk_leaves_the_last_good_checkpoint(uninterrupted, tmp_path, monkeypatch):
+    recipe, reference, _ = uninterrupted
+    original, calls = LadderTrainer._save_optimizer_and_scheduler, iter(range(10**6))
+
+    def full(self, output_dir):
+        original(self, output_dir)
+        if next(calls) == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LadderTrainer, "_save_optimizer_and_scheduler", full)
+        with pytest.raises(OSError, match="No space left on device"):
+            run(recipe, tmp_path / "run")
+    assert [c.name for c in checkpoints(tmp_path / "run" / "stage-1")] == ["checkpoint-0", "checkpoint-4"]
+    assert run_in_child(recipe, tmp_path / "run") == 0
+    assert_same(tmp_path / "run", reference)
+
+
+def test_a_folder_that_cannot_be_written(uninterrupted, tmp_path):
+    recipe, _, _ = uninterrupted
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(BadRequestError, match=r"file/run cannot be written \(Not a directory\); give another"):
+        run(recipe, tmp_path / "file" / "run")
+
+
+def test_a_second_process_on_the_same_run(uninterrupted, tmp_path):
+    recipe, _, _ = uninterrupted
+    out = tmp_path / "run"
+    out.mkdir()
+    import fcntl
+
+    with (out / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(
+            BadRequestError, match=r"another process is training in .*run; wait for it, or give another"
+        ):
+            run(recipe, out)
+
+
+def test_another_recipe_in_the_same_folder_is_refused(uninterrupted, tmp_path):
+    recipe, reference, _ = uninterrupted
+    with pytest.raises(BadRequestError, match=r"was started with training.learning_rate=0.003, and now it is 0.1"):
+        run(recipe, reference, "training.learning_rate=0.1")
+
+
+def test_a_finished_run_is_left_as_it_is(uninterrupted):
+    recipe, reference, _ = uninterrupted
+    before = {path: path.stat().st_mtime_ns for path in reference.rglob("*") if path.name != "lock"}
+    assert run(recipe, reference) == reference / "stage-3" / "model"
+    assert {path: path.stat().st_mtime_ns for path in reference.rglob("*") if path.name != "lock"} == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_stops(uninterrupted, tmp_path, number):
+    recipe, reference, _ = uninterrupted
+
+    def before():
+        original, calls = LadderTrainer.training_step, iter(range(1, 10**6))
+
+        def step(self, *args, **kwargs):
+            if next(calls) == 7:
+                os.kill(os.getpid(), number)
+            return original(self, *args, **kwargs)
+
+        LadderTrainer.training_step = step
+
+    out = tmp_path / "run"
+    assert run_in_child(recipe, out, before=before) == 128 + number
+    assert checkpoints(out / "stage-1")[-1].name == "checkpoint-7"
+    assert run_in_child(recipe, out) == 0
+    ours, theirs = weights(out, 3), weights(reference, 3)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient norm"])
+def test_a_number_that_is_not_finite_stops_the_run(uninterrupted, tmp_path, monkeypatch, what):
+    recipe, _, _ = uninterrupted
+    from transformers import Trainer
+
+    original, calls = Trainer.training_step, iter(range(1, 10**6))
+
+    def step(self, model, *args, **kwargs):
+        loss = original(self, model, *args, **kwargs)
+        if next(calls) == 6:
+            if what == "loss":
+                return loss * float("nan")
+            next(p for p in model.parameters() if p.grad is not None).grad.fill_(float("inf"))
+        return loss
+
+    monkeypatch.setattr(Trainer, "training_step", step)
+    with pytest.raises(NotFiniteError, match=rf"the {what} is (nan|inf) at step 6; the last good checkpoint is .*-4;"):
+        run(recipe, tmp_path / "run")
+
+
+def test_only_tensors_are_ever_unpickled(uninterrupted):
+    """Weights and moments are safetensors; what is left is read with weights_only."""
+    _, reference, _ = uninterrupted
+    for path in reference.rglob("*"):
+        if path.suffix in (".pt", ".pth", ".bin", ".pkl"):
+            assert path.name.startswith("rng_state"), path
+    state = json.loads((reference / "stage-3" / "checkpoint-27" / "trainer_state.json").read_text())
+    assert state["global_step"] == 27
+
+
+def test_the_command_carries_on_after_a_kill(uninterrupted, tmp_path):
+    """The same through the command line, in a process that starts from nothing."""
+    recipe, reference, _ = uninterrupted
+    command = [sys.executable, "-m", "tokenformer", "train", str(recipe), f"training.output_dir={tmp_path / 'run'}"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while process.poll() is None and not (tmp_path / "run" / "stage-1" / "checkpoint-4").exists():
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "stage-3/model" in done.stdout
+    assert_same(tmp_path / "run", reference)
