@@ -238,6 +238,22 @@ def test_only_tensors_are_ever_unpickled(uninterrupted):
     assert state["global_step"] == 27
 
 
+def test_a_stream_is_carried_on_at_its_place(tmp_path):
+    """Through the end of the corpus, where it starts again in another order, and through growth."""
+    recipe = write_recipe(
+        tmp_path,
+        data={"streaming": True, "shuffle_buffer": 20},
+        growth={"stages": [{"steps": 90}, {"factor": 2, "steps": 60}, {"factor": 2, "steps": 3}]},
+        training={"save_steps": 20, "eval_steps": 50, "logging_steps": 10, "gradient_accumulation_steps": 2},
+    )
+    run(recipe, tmp_path / "whole")
+    for seals in (2, 4, 6):
+        out = tmp_path / f"run-{seals}"
+        assert run_in_child(recipe, out, before=kill_at(trainer_module, "seal", seals)) == -signal.SIGKILL
+        assert run_in_child(recipe, out) == 0
+        assert_same(out, tmp_path / "whole")
+
+
 def test_the_command_carries_on_after_a_kill(uninterrupted, tmp_path):
     """The same through the command line, in a process that starts from nothing."""
     recipe, reference, _ = uninterrupted

@@ -5,8 +5,9 @@ Enters: a corpus and an encoder. Leaves: blocks, endlessly resumable: `state_dic
 n takes every n-th block of it, where the shards are the workers of the data loaders of all ranks.
 """
 
+import copy
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -80,9 +81,17 @@ class BlockStream(IterableDataset[dict[str, Tensor]]):
             ids = torch.from_numpy(turn[shard].astype(np.int64))  # [block_length]
             yield {"input_ids": ids, "labels": ids}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Where the stream is: after the last block it gave, and after those that other shards have had by then."""
+    def mark(self) -> _Position:
+        """Where the stream is now, cheaply, for a `state_dict` that may be asked for later."""
         at = self._position
+        return replace(at, random=copy.deepcopy(at.random), buffer=list(at.buffer))
+
+    def state_dict(self, at: _Position | None = None) -> dict[str, Any]:
+        """Where the stream is: after the last block it gave, and after those that other shards have had by then.
+
+        With a mark `at`: where it was then.
+        """
+        at = at or self._position
         buffer = np.stack(at.buffer) if at.buffer else np.zeros((0, self.block_length))
         return {
             "made_with": self._made_with(),

@@ -15,7 +15,7 @@ from . import optimizer_state
 from .checkpoint import new_checkpoint
 
 # What says where training is: the step, from which data position and learning rate follow, and random numbers.
-PLACE = ("trainer_state.json", "scaler.pt", "rng_state*.pth")
+PLACE = ("trainer_state.json", "scaler.pt", "stream.pt", "rng_state*.pth")
 
 
 def grow_checkpoint(source: Path, target: Path, growth: Growth, adam: str) -> None:

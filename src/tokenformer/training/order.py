@@ -1,13 +1,18 @@
 """The order of the data: one fixed sequence of blocks for the whole ladder.
 
-Sample i of a run is the same block whatever the stage, the number of processes, or how often the run was resumed: epoch
-e is a permutation drawn from (seed, e), and epochs follow each other.
+Sample i of a run is the same block whatever the stage, the number of processes, or how often the run was resumed. Of
+prepared data, epoch e is a permutation drawn from (seed, e); of a stream, the order is the stream's own, and its place
+is kept with every checkpoint. Epochs follow each other without end.
 """
 
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
+
+from ..data import BlockStream
 
 
 class OrderedBlocks(Dataset):
@@ -27,3 +32,38 @@ class OrderedBlocks(Dataset):
             self._order = np.random.default_rng((self.seed, epoch)).permutation(len(self.blocks))
             self._epoch = epoch
         return self.blocks[int(self._order[position])]
+
+
+class StreamedBlocks(IterableDataset):
+    """The blocks of a stream from a checkpoint's place on, with the place after each step remembered for a while.
+
+    The data loader reads ahead of training, so that where the stream is now is not where training is.
+    """
+
+    def __init__(
+        self, stream: BlockStream, blocks_per_step: int, steps_done: int, state: dict[str, Any] | None
+    ) -> None:
+        self.stream, self.blocks_per_step, self.state = stream, blocks_per_step, state
+        self._given = steps_done * blocks_per_step
+        self._marks: deque[tuple[int, Any]] = deque(maxlen=16)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.state is not None:
+            self.stream.load_state_dict(self.state)
+        epoch = self.state["epoch"] if self.state else 0
+        while True:
+            self.stream.set_epoch(epoch)
+            for block in self.stream:
+                yield block
+                self._given += 1
+                if self._given % self.blocks_per_step == 0:
+                    self._marks.append((self._given // self.blocks_per_step, self.stream.mark()))
+            epoch += 1
+
+    def state_after(self, step: int) -> dict[str, Any]:
+        """The place of the stream when `step` steps have been made."""
+        for marked, place in self._marks:
+            if marked == step:
+                return self.stream.state_dict(place)
+        # The last block of the step has been given, and nothing after it.
+        return self.stream.state_dict()

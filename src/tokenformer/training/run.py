@@ -22,7 +22,7 @@ from rich.console import Console
 from torch.utils.data import DataLoader, Subset
 from transformers import TrainerControl, TrainerState, TrainingArguments, set_seed
 
-from ..data import PreparedData, prepare
+from ..data import BlockStream, PreparedData, prepare
 from ..errors import BadFileError
 from ..files import replace_file
 from ..models import TokenFormerConfig, TokenFormerForCausalLM
@@ -33,11 +33,11 @@ from .grow_checkpoint import grow_checkpoint
 from .ladder import Ladder, Stage, build_ladder
 from .lock import run_lock
 from .optimizer_state import FILE as OPTIMIZER_FILE
-from .order import OrderedBlocks
+from .order import OrderedBlocks, StreamedBlocks
 from .parallel import load_model, reshard, say_what_is_parallel
 from .recipe import OUR_TRAINING, Recipe
-from .setup import check_same_recipe, first_config, local_batch, run_folder, tokens_per_step
-from .trainer import LadderTrainer
+from .setup import check_data, check_same_recipe, first_config, local_batch, run_folder, tokens_per_step
+from .trainer import STREAM_FILE, LadderTrainer
 
 # Exact growth must not be felt: more than rounding means that something is wrong.
 LARGEST_RISE = 1e-3
@@ -82,6 +82,8 @@ class Setting:
                 "eval_strategy": "steps" if self.data.validation is not None else "no",
                 "prediction_loss_only": True,
                 "train_sampling_strategy": "sequential",
+                # A stream starts at its place; of prepared data Trainer passes over what has been used.
+                "ignore_data_skip": self.recipe.data.streaming,
                 "remove_unused_columns": False,
                 "logging_nan_inf_filter": False,
                 "ddp_find_unused_parameters": False,
@@ -96,6 +98,7 @@ def train(recipe: Recipe, console: Console | None = None) -> Path:
     console = console or Console(stderr=True)
     processes = PartialState(cpu=not torch.cuda.is_available())
     folder = run_folder(recipe)
+    check_data(recipe)
     with run_lock(folder, processes):
         check_same_recipe(recipe, folder, processes)
         with processes.main_process_first():
@@ -183,7 +186,7 @@ def _run_stage(setting: Setting, ladder: Ladder, stage: Stage) -> None:
     step = checkpoint_step(checkpoint)
     set_seed(setting.recipe.training["seed"])
     model = load_model(checkpoint, setting.recipe.training["parallel"], setting.processes)
-    trainer = _trainer(setting, ladder, stage, model)
+    trainer = _trainer(setting, ladder, stage, model, checkpoint)
     if setting.processes.is_main_process:
         setting.metrics.forget_after(stage.number, step)
         say_what_is_parallel(setting.console, model, setting.recipe.training["parallel"], setting.processes)
@@ -197,12 +200,11 @@ def _run_stage(setting: Setting, ladder: Ladder, stage: Stage) -> None:
     _finish_stage(setting, stage, trainer, folder)
 
 
-def _trainer(setting: Setting, ladder: Ladder, stage: Stage, model: Any) -> LadderTrainer:
+def _trainer(setting: Setting, ladder: Ladder, stage: Stage, model: Any, checkpoint: Path) -> LadderTrainer:
     plateau = _plateau(setting, ladder, stage)
     callbacks = [setting.metrics, setting.signals, BeforeDecay(ladder), Bar(setting.console, ladder)]
     if plateau is not None:
         callbacks.append(plateau)
-    blocks_per_step = ladder.tokens_per_step // setting.recipe.data.block_length
     held_out, validation = setting.data.validation, None
     if held_out is not None:
         validation = Subset(held_out, range(min(len(held_out), setting.recipe.training["validation_blocks"])))
@@ -212,12 +214,20 @@ def _trainer(setting: Setting, ladder: Ladder, stage: Stage, model: Any) -> Ladd
         ladder=ladder,
         keep=setting.recipe.training["keep_checkpoints"],
         frozen=FrozenRows(model, stage.growth) if stage.trains == "new" and stage.growth else None,
-        train_dataset=OrderedBlocks(
-            setting.data.train, ladder.stages[-1].end * blocks_per_step, setting.recipe.data.seed
-        ),
+        train_dataset=_ordered(setting, ladder, checkpoint),
         eval_dataset=validation,
         callbacks=callbacks,
     )
+
+
+def _ordered(setting: Setting, ladder: Ladder, checkpoint: Path) -> OrderedBlocks | StreamedBlocks:
+    """The training data in the order of the run."""
+    train, blocks_per_step = setting.data.train, ladder.tokens_per_step // setting.recipe.data.block_length
+    if isinstance(train, BlockStream):
+        path = checkpoint / STREAM_FILE
+        state = torch.load(path, weights_only=True) if path.exists() else None
+        return StreamedBlocks(train, blocks_per_step, checkpoint_step(checkpoint), state)
+    return OrderedBlocks(train, ladder.stages[-1].end * blocks_per_step, setting.recipe.data.seed)
 
 
 def _check_growth(setting: Setting, stage: Stage, trainer: LadderTrainer) -> None:

@@ -80,6 +80,15 @@ def _padded(entries: int) -> int:
     return entries if entries < 1000 else -(-entries // 128) * 128
 
 
+def check_data(recipe: Recipe) -> None:
+    """Refuse what the data cannot do."""
+    if recipe.data.streaming and recipe.training.get("dataloader_num_workers"):
+        raise BadRequestError(
+            "training.dataloader_num_workers is given and data.streaming is true; a stream has one place only: leave "
+            "it at 0"
+        )
+
+
 def tokens_per_step(recipe: Recipe, processes: int) -> int:
     """Tokens of one optimizer step over all processes."""
     accumulation = recipe.training.get("gradient_accumulation_steps", 1)

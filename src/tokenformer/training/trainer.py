@@ -17,7 +17,11 @@ from . import optimizer_state
 from .checkpoint import KEEP, checkpoints, last_good, partial_path, prune, seal
 from .frozen import FrozenRows
 from .ladder import Ladder
+from .order import StreamedBlocks
 from .parallel import reshard
+
+# Where a stream of data stands; prepared data needs no more than the step.
+STREAM_FILE = "stream.pt"
 
 
 class NotFiniteError(RuntimeError):
@@ -30,6 +34,7 @@ class LadderTrainer(Trainer):
     def __init__(self, *, args: TrainingArguments, ladder: Ladder, keep: int, frozen: FrozenRows | None, **more: Any):
         self.ladder, self.keep, self.frozen = ladder, keep, frozen
         self._staging: Path | None = None
+        self._resumed_from: str | None = None
         # Trainer's constructor refuses to save and resume a model that transformers sharded at loading, because
         # its own optimizer.pt could not; ours can.
         args.save_only_model = True
@@ -61,6 +66,17 @@ class LadderTrainer(Trainer):
         # How often to log, validate and save is the recipe's to say, not the checkpoint's.
         self.state.compute_steps(self.args, max_steps)
         return place
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """As Trainer's; a stream's first batch is followed by the checkpoint's random numbers.
+
+        Trainer restores them before it makes the data loader's iterator, which draws one, when no data is passed over.
+        """
+        batch = super().get_batch_samples(*args, **kwargs)
+        if isinstance(self.train_dataset, StreamedBlocks) and self._resumed_from is not None:
+            self._load_rng_state(self._resumed_from)
+            self._resumed_from = None
+        return batch
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """As Trainer's; a loss that is not finite ends the run before it reaches the weights."""
@@ -123,10 +139,13 @@ class LadderTrainer(Trainer):
         folder = Path(output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         optimizer_state.save(folder, self.plain_model, self._plain_optimizer, write=self.args.should_save)
+        if isinstance(self.train_dataset, StreamedBlocks) and self.args.should_save:
+            torch.save(self.train_dataset.state_after(self.state.global_step), folder / STREAM_FILE)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None:
             return
+        self._resumed_from = checkpoint
         optimizer_state.load(Path(checkpoint), self.plain_model, self._plain_optimizer)
         # The schedule is a function of the step, so it is set to where it stands, not loaded.
         scheduler: Any = self.lr_scheduler
