@@ -1,4 +1,4 @@
-# make demo   set up .venv and run the main job: train, grow, train on (about 2 minutes on 2 cores)
+# make demo   set up .venv and run the main job: train, grow, train on (about 5 minutes on 2 cores)
 # make test   set up .venv and run the tests (under 10 minutes on 2 cores)
 # make help   everything else
 
@@ -18,8 +18,10 @@ help: ## list the targets
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@touch $@
 
-demo: .venv/installed ## train a small model, grow it twice, train on, and print the losses
-	$(BIN)/python recipes/demo.py
+demo: .venv/installed ## train a small model, grow it twice, train on; a table, a sample of text, a report
+	$(BIN)/tokenformer train recipes/demo.yaml
+	$(BIN)/tokenformer report runs/demo
+	$(BIN)/tokenformer generate runs/demo/stage-3/model "def grow(self, " --max-new-tokens 200 --seed 0
 
 test: .venv/installed ## the tests
 	$(BIN)/python -m pytest -n auto

@@ -1,5 +1,7 @@
 """The README's example is run as it stands, and the files it names are there."""
 
+import itertools
+import os
 import re
 import subprocess
 import sys
@@ -39,13 +41,23 @@ def test_the_tour_names_every_file():
             assert f"`{path.name}`" in tour, path
 
 
-def test_the_demo_runs_and_growth_shows_no_jump():
+def test_the_demo_runs_and_growth_shows_no_jump(tmp_path):
+    """The commands of `make demo`, with fewer steps."""
+    makefile = (ROOT / "Makefile").read_text()
+    recipe = next(line for line in makefile.splitlines() if "tokenformer train" in line).split()[-1]
+    command = [sys.executable, "-m", "tokenformer"]
     run = subprocess.run(
-        [sys.executable, "recipes/demo.py", "--steps", "2", "2"], cwd=ROOT, capture_output=True, text=True
+        [*command, "train", recipe, f"training.output_dir={tmp_path / 'demo'}", f"data.cache={tmp_path / 'cache'}"]
+        + [f"growth.stages.{stage}.steps=2" for stage in range(3)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "140"},
     )
     assert run.returncode == 0, run.stderr
-    rows = [re.findall(r"[\d.,]+|-", line) for line in run.stdout.splitlines() if line.startswith("│")]
-    assert [row[0] for row in rows] == ["1", "2"]
-    before, after = float(rows[1][3]), float(rows[1][4])
-    assert before == pytest.approx(float(rows[0][5]), abs=1e-4)
-    assert after == pytest.approx(before, abs=1e-4)
+    rows = [line.strip("│").split("│") for line in run.stdout.splitlines() if line.startswith("│")]
+    rows = [[cell.strip() for cell in row] for row in rows]
+    assert [row[0] for row in rows] == ["1", "2", "3"]
+    for before, row in itertools.pairwise(rows):
+        assert row[4] == before[6]
+        assert float(row[5]) == pytest.approx(float(row[4]), abs=2e-4)

@@ -1,11 +1,15 @@
 """train: a recipe from its first stage to its last, carried on from wherever it stands."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .outcome import say
 from .summary import show_summary
+
+if TYPE_CHECKING:
+    from ..training import Recipe
 
 commands = typer.Typer()
 
@@ -33,23 +37,24 @@ def train_command(
     if dry_run:
         from ..training.dry_run import describe
 
+        described = list(describe(loaded))
         typer.echo(loaded.to_yaml())
-        for title, rows in describe(loaded):
+        for title, rows in described:
             show_summary(title, rows)
-        return
-    _train(loaded)
+    else:
+        _train(loaded)
 
 
-def _train(recipe: "Recipe") -> None:  # type: ignore[name-defined]  # noqa: F821
+def _train(recipe: "Recipe") -> None:
     from accelerate import PartialState
-    from transformers.utils import logging
+    from rich.console import Console
 
     from ..training import train
     from ..training.run import StoppedError
-    from .outcome import say
+    from ..training.summary import stage_table
+    from .summary import quiet_libraries
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    quiet_libraries()
     try:
         model = train(recipe)
     except StoppedError as stop:
@@ -57,4 +62,9 @@ def _train(recipe: "Recipe") -> None:  # type: ignore[name-defined]  # noqa: F82
             say("stopped", stop)
         raise typer.Exit(stop.exit_code) from None
     if PartialState().is_main_process:
-        show_summary("Trained", {"model": str(model), "metrics": str(model.parent.parent / "metrics.jsonl")})
+        run = model.parent.parent
+        Console().print(stage_table(run))
+        show_summary(
+            "Trained",
+            {"model": str(model), "metrics": str(run / "metrics.jsonl"), "draw it": f"tokenformer report {run}"},
+        )
