@@ -13,7 +13,7 @@ class BadFileError(RuntimeError):
 
 
 class BadResultError(RuntimeError):
-    """What was made is not what was promised, and was thrown away. The message says by how much."""
+    """What was done did not come out as it must. Nothing good was overwritten; the message says what is wrong."""
 
 
 def one_line(message: object) -> str:

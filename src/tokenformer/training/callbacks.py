@@ -1,6 +1,7 @@
 """What happens beside the training loop: metrics to a file, a progress bar, signals, and the watch for a plateau."""
 
 import json
+import os
 import signal
 import sys
 import time
@@ -61,14 +62,8 @@ class Metrics(TrainerCallback):
     ) -> None:
         self._clock = time.perf_counter(), state.global_step
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        logs = kwargs.get("logs")
         if not state.is_world_process_zero or not logs:
             return
         stage = self.ladder.stage_at(state.global_step - 1).number if state.global_step else 1
@@ -86,18 +81,11 @@ class Metrics(TrainerCallback):
                 tokens_per_second=round(tokens / (now - then), 1),
             )
 
-    def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         # Outside of training it belongs to a growth step or to the end of a stage, which have lines of their own.
-        if state.is_world_process_zero and metrics and self._clock is not None:
+        if state.is_world_process_zero and self._clock is not None:
             stage = self.ladder.stage_at(state.global_step - 1).number
-            self.write("validation", stage, state.global_step, validation_loss=metrics["eval_loss"])
+            self.write("validation", stage, state.global_step, validation_loss=kwargs["metrics"]["eval_loss"])
             self._clock = time.perf_counter(), state.global_step
 
     def on_train_end(
@@ -121,6 +109,8 @@ class Signals(TrainerCallback):
         if self.received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.received = number
+        if os.environ.get("RANK", "0") != "0":
+            return
         print("\nstopping: a checkpoint is written first; Ctrl-C again stops at once", file=sys.stderr, flush=True)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -155,14 +145,7 @@ class Plateau(TrainerCallback):
     def __init__(self, patience: int, min_improvement: float, start: int) -> None:
         self.patience, self.min_improvement, self.start = patience, min_improvement, start
 
-    def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.reached(state):
             control.should_save = True
             control.should_training_stop = True
@@ -208,15 +191,8 @@ class Bar(TrainerCallback):
         )
         self.progress.start()
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self._loss = (logs or {}).get("loss", self._loss)
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._loss = (kwargs.get("logs") or {}).get("loss", self._loss)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if not state.is_world_process_zero:

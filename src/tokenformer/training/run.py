@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Subset
 from transformers import TrainerControl, TrainerState, TrainingArguments, set_seed
 
 from ..data import BlockStream, PreparedData, prepare
-from ..errors import BadFileError
+from ..errors import BadFileError, BadResultError
 from ..files import replace_file
 from ..models import TokenFormerConfig, TokenFormerForCausalLM
 from .callbacks import Bar, BeforeDecay, Metrics, Plateau, Signals
@@ -43,7 +43,7 @@ from .trainer import STREAM_FILE, LadderTrainer
 LARGEST_RISE = 1e-3
 
 
-class GrowthRiseError(RuntimeError):
+class GrowthRiseError(BadResultError):
     """The validation loss rose at the moment of an exact growth step."""
 
 

@@ -5,14 +5,17 @@ It overrides private methods of Trainer (_save_checkpoint and what it calls, _cl
 transformers is pinned for that, and tests train, kill and resume real runs.
 """
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PrinterCallback, Trainer, TrainingArguments
 
+from ..errors import BadResultError, one_line
 from . import optimizer_state
 from .checkpoint import KEEP, checkpoints, last_good, partial_path, prune, seal
 from .frozen import FrozenRows
@@ -24,7 +27,7 @@ from .parallel import reshard
 STREAM_FILE = "stream.pt"
 
 
-class NotFiniteError(RuntimeError):
+class NotFiniteError(BadResultError):
     """The loss or the gradient became NaN or infinite."""
 
 
@@ -121,6 +124,13 @@ class LadderTrainer(Trainer):
         self._staging = partial_path(target)
         try:
             super()._save_checkpoint(model, trial)
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(self._staging, ignore_errors=True)
+            good, _ = last_good(target.parent)
+            raise BadResultError(
+                f"{target} could not be written ({one_line(error)}); the last good checkpoint is {good}: make room and "
+                "give the same command again"
+            ) from error
         finally:
             staged, self._staging = self._staging / target.name, None
         self.accelerator.wait_for_everyone()
