@@ -180,6 +180,18 @@ def test_another_recipe_in_the_same_folder_is_refused(uninterrupted, tmp_path):
         run(recipe, reference, "training.learning_rate=0.1")
 
 
+def test_another_batch_in_the_same_folder_is_refused(tmp_path):
+    """How a step is shared out may change; what a step is may not."""
+    stages = {"stages": [{"steps": 2}]}
+    recipe = write_recipe(tmp_path, growth=stages, training={"global_batch": None, "per_device_train_batch_size": 4})
+    run(recipe, tmp_path / "run")
+    (tmp_path / "run" / "stage-1" / "result.json").unlink()
+    shared = ["training.per_device_train_batch_size=2", "training.gradient_accumulation_steps=2"]
+    run(recipe, tmp_path / "run", *shared)
+    with pytest.raises(BadRequestError, match=r"was started with 128 tokens a step, and now it would be 256"):
+        run(recipe, tmp_path / "run", "training.per_device_train_batch_size=8")
+
+
 def test_a_finished_run_is_left_as_it_is(uninterrupted):
     recipe, reference, _ = uninterrupted
     before = {path: path.stat().st_mtime_ns for path in reference.rglob("*") if path.name != "lock"}

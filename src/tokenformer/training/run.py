@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Subset
 from transformers import TrainerControl, TrainerState, TrainingArguments, set_seed
 
 from ..data import BlockStream, PreparedData, prepare
-from ..errors import BadFileError, BadResultError
+from ..errors import BadFileError, BadRequestError, BadResultError
 from ..files import replace_file
 from ..models import TokenFormerConfig, TokenFormerForCausalLM
 from .callbacks import Bar, BeforeDecay, Metrics, Plateau, Signals
@@ -133,9 +133,15 @@ def _start_of_stage(setting: Setting, ladder: Ladder, number: int) -> Ladder:
             step = checkpoint_step(source)
             assert stage.growth is not None
             grow_checkpoint(source, folder / f"checkpoint-{step}", stage.growth, stage.adam)
-        _write_json(folder / "start.json", {"step": step})
+        _write_json(folder / "start.json", {"step": step, "tokens_per_step": ladder.tokens_per_step})
     setting.processes.wait_for_everyone()
-    ladder = ladder.started_at(number, json.loads((folder / "start.json").read_text())["step"])
+    start = json.loads((folder / "start.json").read_text())
+    if start["tokens_per_step"] != ladder.tokens_per_step:
+        raise BadRequestError(
+            f"{setting.folder} was started with {start['tokens_per_step']:,} tokens a step, and now it would be "
+            f"{ladder.tokens_per_step:,}; set training.global_batch so that processes and accumulation give the same"
+        )
+    ladder = ladder.started_at(number, start["step"])
     setting.metrics.ladder = ladder
     return ladder
 
