@@ -3,9 +3,11 @@
 import itertools
 import json
 import math
+import signal
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tokenformer import grow
@@ -39,13 +41,13 @@ def test_metrics_tell_the_whole_story(ladder_run):
     out, _ = ladder_run
     lines = metrics(out)
     train = [line for line in lines if line["kind"] == "train"]
-    assert [line["step"] for line in train] == list(range(2, 27, 2))
-    assert [line["stage"] for line in train] == [1] * 5 + [2] * 4 + [3] * 4
+    assert [line["step"] for line in train] == [*range(2, 27, 2), 27]
+    assert [line["stage"] for line in train] == [1] * 5 + [2] * 4 + [3] * 5
     assert all(line["tokens"] == line["step"] * 8 * 32 for line in lines)
     flops = [line["flops"] for line in train]
     assert flops == sorted(flops)
-    per_step = [(b - a) / 2 for a, b in itertools.pairwise(flops)]
-    assert per_step[-1] > 1.5 * per_step[0]
+    per_step = [b - a for a, b in itertools.pairwise(flops)]
+    assert per_step[-2] > 1.5 * per_step[0]
     assert all(math.isfinite(line["loss"]) and line["grad_norm"] > 0 for line in train)
     assert train[-1]["loss"] < train[0]["loss"] - 1
     assert {"stage", "step", "tokens", "flops", "parameters", "loss", "lr", "grad_norm"} <= set(train[0])
@@ -88,6 +90,38 @@ def test_a_ladder_can_be_climbed_further_from_before_the_decay(ladder_run, tmp_p
     assert first["loss"] == pytest.approx(before["loss"], abs=0.3)
 
 
+def test_a_checkpoint_decides_the_model_whatever_the_recipe_says(ladder_run, tmp_path):
+    """So that the recipe of the first run serves for going on."""
+    out, _ = ladder_run
+    recipe = write_recipe(tmp_path, growth={"stages": [{"steps": 2}, {"factor": 2, "steps": 2}]})
+    model = run(recipe, tmp_path / "run", f"model.checkpoint={out / 'stage-2' / 'model'}")
+    assert AutoModelForCausalLM.from_pretrained(model).config.qkv_tokens == 64
+    parameters = {line["parameters"] for line in metrics(tmp_path / "run") if line["stage"] == 1}
+    assert parameters == {line["parameters"] for line in metrics(out) if line["stage"] == 2}
+
+
+def test_what_was_frozen_keeps_its_moments_for_later(tmp_path):
+    stages = [{"steps": 4}, {"factor": 2, "steps": 3, "trains": "new"}, {"factor": 2, "steps": 2}]
+    run(write_recipe(tmp_path, growth={"stages": stages}), tmp_path / "run")
+    state = load_file(tmp_path / "run" / "stage-3" / "checkpoint-9" / "optimizer.safetensors")
+    assert state["model.embed_tokens.weight/step"] == 6
+    assert state["model.layers.0.ffn.key_tokens/step"] == 9
+
+
+def test_growth_is_measured_in_the_same_arithmetic_before_and_after(tmp_path):
+    """Mixed precision is around the model after training, and not yet around the one that was just loaded."""
+    stages = {"stages": [{"steps": 12}, {"factor": 2, "steps": 2}]}
+    run(write_recipe(tmp_path, growth=stages, training={"bf16": True}), tmp_path / "run")
+    (step,) = [line for line in metrics(tmp_path / "run") if line["kind"] == "growth"]
+    assert step["validation_loss_after"] == pytest.approx(step["validation_loss_before"], abs=1e-5)
+
+
+def test_signals_are_given_back(tmp_path):
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    run(write_recipe(tmp_path, growth={"stages": [{"steps": 1}]}), tmp_path / "run")
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
 def test_no_growth_is_one_stage_with_a_cosine(tmp_path):
     recipe = write_recipe(tmp_path, growth={"stages": [], "warmup_steps": 2}, training={"max_steps": 8})
     run(recipe, tmp_path / "run")
@@ -126,8 +160,6 @@ def test_adam_reset_starts_without_moments(tmp_path):
     run(write_recipe(tmp_path, growth={"stages": stages}, training={"keep_checkpoints": 9}), tmp_path / "run")
     assert (tmp_path / "run" / "stage-1" / "checkpoint-6" / "optimizer.safetensors").exists()
     assert not (tmp_path / "run" / "stage-2" / "checkpoint-6" / "optimizer.safetensors").exists()
-    from safetensors.torch import load_file
-
     state = load_file(tmp_path / "run" / "stage-2" / "checkpoint-10" / "optimizer.safetensors")
     assert state["model.layers.0.ffn.key_tokens/step"] == 4
 

@@ -126,6 +126,29 @@ def test_a_broken_checkpoint_is_named_and_the_one_before_it_used(uninterrupted, 
     assert_same(out, reference)
 
 
+def test_the_last_checkpoint_of_a_finished_stage_is_broken(uninterrupted, tmp_path):
+    """The stage's last steps are made again before the model grows."""
+    recipe, reference, _ = uninterrupted
+    out = tmp_path / "run"
+    assert run_in_child(recipe, out, before=kill_at(run_module, "grow_checkpoint", 1)) == -signal.SIGKILL
+    assert (out / "stage-1" / "result.json").exists()
+    for _ in range(2):  # a second time, over what was set aside the first time
+        (out / "stage-1" / "checkpoint-10" / "model.safetensors").write_bytes(b"")
+        kill = kill_at(run_module, "grow_checkpoint", 1)
+        assert run_in_child(recipe, out, before=kill) == -signal.SIGKILL
+    assert run_in_child(recipe, out) == 0
+    shutil.rmtree(out / "stage-1" / "broken-checkpoint-10")
+    assert_same(out, reference)
+
+
+def test_a_mistake_does_not_burn_the_folder(uninterrupted, tmp_path):
+    """A run whose first step was never made may be started again with another recipe."""
+    recipe, _, _ = uninterrupted
+    with pytest.raises(BadRequestError, match="nowhere"):
+        run(recipe, tmp_path / "run", f"data.train={tmp_path / 'nowhere'}")
+    run(recipe, tmp_path / "run", "growth.stages=[{steps: 1}]")
+
+
 def test_no_good_checkpoint_at_all(uninterrupted, tmp_path):
     recipe, _, _ = uninterrupted
     interrupted(recipe, tmp_path / "run", 2)
@@ -221,8 +244,9 @@ def test_a_signal_saves_and_stops(uninterrupted, tmp_path, number):
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+@pytest.mark.parametrize("clip", [1.0, 0.0])
 @pytest.mark.parametrize("what", ["loss", "gradient norm"])
-def test_a_number_that_is_not_finite_stops_the_run(uninterrupted, tmp_path, monkeypatch, what):
+def test_a_number_that_is_not_finite_stops_the_run(uninterrupted, tmp_path, monkeypatch, what, clip):
     recipe, _, _ = uninterrupted
     from transformers import Trainer
 
@@ -238,7 +262,7 @@ def test_a_number_that_is_not_finite_stops_the_run(uninterrupted, tmp_path, monk
 
     monkeypatch.setattr(Trainer, "training_step", step)
     with pytest.raises(NotFiniteError, match=rf"the {what} is (nan|inf) at step 6; the last good checkpoint is .*-4;"):
-        run(recipe, tmp_path / "run")
+        run(recipe, tmp_path / "run", f"training.max_grad_norm={clip}")
 
 
 def test_only_tensors_are_ever_unpickled(uninterrupted):

@@ -8,6 +8,7 @@
 A traceback is shown only if `--debug` stands before the command's name.
 """
 
+import os
 import sys
 import traceback
 from typing import Any
@@ -56,7 +57,9 @@ class Commands(TyperGroup):
 
 
 def say(what: str, message: object = None) -> None:
-    """Print one line on stderr."""
+    """Print one line on stderr. Of several processes under torchrun, the first speaks for all."""
+    if os.environ.get("RANK", "0") != "0":
+        return
     line = Text(what, "bold red")
     if message is not None:
         line.append(f": {one_line(message)}", "default")

@@ -4,7 +4,10 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +103,18 @@ class Signals(TrainerCallback):
     def __init__(self) -> None:
         self.received: int | None = None
 
-    def listen(self) -> None:
-        """Take over both signals. Only the main thread may."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._receive)
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take over both signals for a while. Only the main thread can; in another nothing changes."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._receive) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def _receive(self, number: int, frame: Any) -> None:
         if self.received is not None and number == signal.SIGINT:
@@ -128,8 +139,8 @@ class Signals(TrainerCallback):
         return self.received is not None
 
 
-class BeforeDecay(TrainerCallback):
-    """A checkpoint at the step before the learning rate decays; the Trainer marks it to be kept."""
+class Milestones(TrainerCallback):
+    """A checkpoint just before the learning rate decays, which is kept, and a log line at a stage's last step."""
 
     def __init__(self, ladder: Ladder) -> None:
         self.ladder = ladder
@@ -137,6 +148,8 @@ class BeforeDecay(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.global_step == self.ladder.decay_start:
             control.should_save = True
+        if state.global_step == self.ladder.stage_at(state.global_step - 1).end:
+            control.should_log = True
 
 
 class Plateau(TrainerCallback):
@@ -168,6 +181,7 @@ class Bar(TrainerCallback):
         self.progress: Progress | None = None
         self._task: Any = None
         self._loss: float | None = None
+        self._said = (0, 0)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -192,21 +206,22 @@ class Bar(TrainerCallback):
         self.progress.start()
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._loss = (kwargs.get("logs") or {}).get("loss", self._loss)
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if not state.is_world_process_zero:
+        logs = kwargs.get("logs") or {}
+        if "loss" not in logs:
             return
-        if self.progress is not None:
-            self.progress.update(self._task, completed=state.global_step, loss=self._shown_loss)
-            return
+        self._loss = logs["loss"]
         stage = self.ladder.stage_at(state.global_step - 1)
-        done, tenth = state.global_step - stage.start, max(1, stage.steps // 10)
-        if done % tenth == 0:
+        tenth = 10 * (state.global_step - stage.start) // stage.steps
+        if self.progress is None and state.is_world_process_zero and (stage.number, tenth) > self._said:
+            self._said = stage.number, tenth
             self.console.print(
                 f"stage {stage.number}/{len(self.ladder.stages)}  step {state.global_step}/{self.ladder.stages[-1].end}"
                 f"  {self._shown_loss}"
             )
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self.progress is not None:
+            self.progress.update(self._task, completed=state.global_step, loss=self._shown_loss)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

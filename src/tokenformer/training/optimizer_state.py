@@ -17,9 +17,15 @@ from torch.optim import Optimizer
 FILE = "optimizer.safetensors"
 
 
-def save(folder: Path, model: nn.Module, optimizer: Optimizer, *, write: bool) -> None:
-    """Write the state of `model`'s parameters. Every process must call it; one writes."""
-    tensors: dict[str, Tensor] = {}
+State = dict[str, dict[str, Tensor]]
+
+
+def save(folder: Path, model: nn.Module, optimizer: Optimizer, *, carried: State, write: bool) -> None:
+    """Write the state of `model`'s parameters. Every process must call it; one writes.
+
+    `carried` are states of parameters that this optimizer does not hold, for a later stage that trains them again.
+    """
+    tensors = {f"{name}/{key}": value for name, entry in carried.items() for key, value in entry.items()}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
             whole = value.full_tensor() if isinstance(value, DTensor) else torch.as_tensor(value)
@@ -29,9 +35,9 @@ def save(folder: Path, model: nn.Module, optimizer: Optimizer, *, write: bool) -
         save_file(tensors, folder / FILE)
 
 
-def read(folder: Path) -> dict[str, dict[str, Tensor]]:
+def read(folder: Path) -> State:
     """The states in a checkpoint by parameter name; empty if it has none."""
-    state: dict[str, dict[str, Tensor]] = {}
+    state: State = {}
     if (folder / FILE).exists():
         for path, tensor in load_file(folder / FILE).items():
             name, _, key = path.rpartition("/")
@@ -39,18 +45,22 @@ def read(folder: Path) -> dict[str, dict[str, Tensor]]:
     return state
 
 
-def write(folder: Path, state: dict[str, dict[str, Tensor]]) -> None:
+def write(folder: Path, state: State) -> None:
     """Write states by parameter name."""
     save_file({f"{name}/{key}": t for name, entry in state.items() for key, t in entry.items()}, folder / FILE)
 
 
-def load(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
-    """Put a checkpoint's states into an optimizer. A parameter without one starts afresh; others are left out."""
+def load(folder: Path, model: nn.Module, optimizer: Optimizer) -> State:
+    """Put a checkpoint's states into an optimizer; returns those of parameters that it does not hold.
+
+    A parameter without a state starts afresh.
+    """
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     state = read(folder)
     for name, parameter in model.named_parameters():
         if id(parameter) in held and name in state:
-            optimizer.state[parameter] = {key: _like(value, parameter) for key, value in state[name].items()}
+            optimizer.state[parameter] = {key: _like(value, parameter) for key, value in state.pop(name).items()}
+    return state
 
 
 def _like(value: Tensor, parameter: Tensor) -> Any:

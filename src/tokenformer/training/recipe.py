@@ -59,6 +59,12 @@ DECIDED = {
     "fsdp_config": "training.parallel=fsdp",
     "resume_from_checkpoint": "the same command again: it carries on by itself",
     "train_sampling_strategy": "data.seed",
+    "use_cpu": "CUDA_VISIBLE_DEVICES= to hide the GPUs",
+    "load_best_model_at_end": "the stages' models",
+    "disable_tqdm": "a log file instead of a terminal",
+    "ignore_data_skip": "data.streaming",
+    "prediction_loss_only": "nothing: validation is the loss",
+    "remove_unused_columns": "nothing: there are none",
 }
 SECTIONS = ("name", "model", "data", "training", "growth")
 
@@ -157,6 +163,8 @@ def _check(given: dict[Any, Any], path: Path) -> Recipe:
     for name, section in sections.items():
         if not isinstance(section, dict):
             raise BadRequestError(f"{path}: {name} is {section!r}; a section is a list of keys and values")
+    if sections["growth"].get("stages") and "max_steps" in sections["training"]:
+        raise BadRequestError(f"{path}: training.max_steps is given, and the budget is in growth.stages; leave it out")
     return Recipe(
         name=str(given.get("name") or path.stem),
         model=_check_model(sections["model"], path),
@@ -169,8 +177,6 @@ def _check(given: dict[Any, Any], path: Path) -> Recipe:
 def _check_model(section: dict[str, Any], path: Path) -> dict[str, Any]:
     fields = [f.name for f in dataclasses.fields(TokenFormerConfig)]
     _known(section, ["preset", "checkpoint", *fields], f"{path}: model")
-    if section.get("preset") and section.get("checkpoint"):
-        raise BadRequestError(f"{path}: model has a preset and a checkpoint; give one of them")
     return section
 
 
@@ -186,6 +192,14 @@ def _check_training(section: dict[str, Any], path: Path) -> dict[str, Any]:
             raise BadRequestError(
                 f"{path}: training.{key} is {training[key]!r}; a whole number of at least 1 is needed"
             )
+    hints = get_type_hints(TrainingArguments)
+    for key, value in section.items():
+        if key in hints and not _fits(value, hints[key]):
+            raise BadRequestError(f"{path}: training.{key} is {value!r}; {_said(fields[key].type)} is needed")
+    for key in ("per_device_train_batch_size", "gradient_accumulation_steps", "global_batch"):
+        value = training.get(key, 1)
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise BadRequestError(f"{path}: training.{key} is {value!r}; a whole number of at least 1 is needed")
     if training["parallel"] not in ("ddp", "fsdp"):
         raise BadRequestError(f"{path}: training.parallel is {training['parallel']!r}; choose ddp or fsdp")
     return training
@@ -231,9 +245,12 @@ def _structured(cls: Any, section: Mapping[str, Any], where: str) -> Any:
     _known(section, hints, where)
     for key, value in section.items():
         if not _fits(value, hints[key]):
-            wanted = str(cls.__annotations__[key]).replace("<class '", "").replace("'>", "")
-            raise BadRequestError(f"{where}.{key} is {value!r}; {wanted} is needed")
+            raise BadRequestError(f"{where}.{key} is {value!r}; {_said(cls.__annotations__[key])} is needed")
     return cls(**section)
+
+
+def _said(annotation: Any) -> str:
+    return str(annotation).replace("<class '", "").replace("'>", "")
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -248,7 +265,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint)
+    # Types that YAML has not, such as enumerations, are left to whoever takes them.
+    return isinstance(value, hint) if hint in (str, bool, dict, list, type(None)) else True
 
 
 class _Loader(yaml.SafeLoader):

@@ -13,6 +13,7 @@ carries on after any end.
 import json
 import shutil
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,10 @@ from torch.utils.data import DataLoader, Subset
 from transformers import TrainerControl, TrainerState, TrainingArguments, set_seed
 
 from ..data import BlockStream, PreparedData, prepare
-from ..errors import BadFileError, BadRequestError, BadResultError
+from ..errors import BadFileError, BadRequestError, BadResultError, one_line
 from ..files import replace_file
 from ..models import TokenFormerConfig, TokenFormerForCausalLM
-from .callbacks import Bar, BeforeDecay, Metrics, Plateau, Signals
+from .callbacks import Bar, Metrics, Milestones, Plateau, Signals
 from .checkpoint import checkpoint_step, checkpoints, last_good, new_checkpoint, remove_partials
 from .frozen import FrozenRows
 from .grow_checkpoint import grow_checkpoint
@@ -36,7 +37,15 @@ from .optimizer_state import FILE as OPTIMIZER_FILE
 from .order import OrderedBlocks, StreamedBlocks
 from .parallel import load_model, reshard, say_what_is_parallel
 from .recipe import OUR_TRAINING, Recipe
-from .setup import check_data, check_same_recipe, first_config, local_batch, run_folder, tokens_per_step
+from .setup import (
+    check_data,
+    check_same_recipe,
+    first_config,
+    local_batch,
+    passed_over,
+    run_folder,
+    tokens_per_step,
+)
 from .trainer import STREAM_FILE, LadderTrainer
 
 # Exact growth must not be felt: more than rounding means that something is wrong.
@@ -51,7 +60,7 @@ class StoppedError(Exception):
     """A signal asked the run to stop, and its state is saved."""
 
     def __init__(self, signal_number: int) -> None:
-        super().__init__(f"stopped by signal {signal_number}; the same command carries on")
+        super().__init__("a checkpoint is written; the same command carries on")
         self.exit_code = 128 + signal_number
 
 
@@ -87,7 +96,6 @@ class Setting:
                 "remove_unused_columns": False,
                 "logging_nan_inf_filter": False,
                 "ddp_find_unused_parameters": False,
-                "ddp_broadcast_buffers": False,
                 "disable_tqdm": True,
             }
         )
@@ -96,21 +104,25 @@ class Setting:
 def train(recipe: Recipe, console: Console | None = None) -> Path:
     """Run a recipe to its end, or carry it on; returns the folder of the last stage's model."""
     console = console or Console(stderr=True)
-    processes = PartialState(cpu=not torch.cuda.is_available())
+    # The first process may prepare data for hours while the others wait.
+    processes = PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(days=7))
     folder = run_folder(recipe)
     check_data(recipe)
     with run_lock(folder, processes):
-        check_same_recipe(recipe, folder, processes)
+        check_same_recipe(recipe, folder)
         with processes.main_process_first():
-            data = prepare(recipe.data, console=console if processes.is_main_process else None)
+            data = prepare(recipe.data, console=console if processes.is_main_process else Console(quiet=True))
         ladder = build_ladder(recipe, first_config(recipe, data), tokens_per_step(recipe, processes.num_processes))
         setting = Setting(
             recipe, folder, data, processes, console, Metrics(folder / "metrics.jsonl", ladder), Signals()
         )
-        setting.signals.listen()
-        for number in range(1, len(ladder.stages) + 1):
-            ladder = _start_of_stage(setting, ladder, number)
-            _run_stage(setting, ladder, ladder.stages[number - 1])
+        if passed_over(recipe) and processes.is_main_process:
+            keys = ", ".join(f"model.{key}" for key in passed_over(recipe))
+            console.print(f"model.checkpoint decides the model; {keys} are passed over", soft_wrap=True)
+        with setting.signals.listening():
+            for number in range(1, len(ladder.stages) + 1):
+                ladder = _start_of_stage(setting, ladder, number)
+                _run_stage(setting, ladder, ladder.stages[number - 1])
     return stage_folder(folder, len(ladder.stages)) / "model"
 
 
@@ -122,11 +134,14 @@ def stage_folder(folder: Path, number: int) -> Path:
 def _start_of_stage(setting: Setting, ladder: Ladder, number: int) -> Ladder:
     """Make sure that a stage has a first checkpoint, and say where the ladder then stands."""
     folder, stage = stage_folder(setting.folder, number), ladder.stages[number - 1]
+    if number > 1 and not (folder / "start.json").exists():
+        _end_of_stage(setting, ladder, number - 1)
     if setting.processes.is_main_process and not (folder / "start.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
         remove_partials(folder)
         if number == 1:
             step = 0
+            replace_file(setting.folder / "recipe.yaml", setting.recipe.to_yaml())
             _first_checkpoint(setting, stage, folder / "checkpoint-0")
         else:
             source = _verified(setting, number - 1)
@@ -144,6 +159,17 @@ def _start_of_stage(setting: Setting, ladder: Ladder, number: int) -> Ladder:
     ladder = ladder.started_at(number, start["step"])
     setting.metrics.ladder = ladder
     return ladder
+
+
+def _end_of_stage(setting: Setting, ladder: Ladder, number: int) -> None:
+    """Make sure that the checkpoint a stage ended with is good: if not, its last steps are made again."""
+    result = stage_folder(setting.folder, number) / "result.json"
+    if setting.processes.is_main_process:
+        step = checkpoint_step(_verified(setting, number))
+        if step != json.loads(result.read_text())["step"]:
+            result.unlink()
+    setting.processes.wait_for_everyone()
+    _run_stage(setting, ladder, ladder.stages[number - 1])
 
 
 def _first_checkpoint(setting: Setting, stage: Stage, target: Path) -> None:
@@ -176,7 +202,9 @@ def _verified(setting: Setting, number: int) -> Path:
         raise BadFileError(f"{folder} has no good checkpoint{reason}; delete the folder to start the stage again")
     for broken in checkpoints(folder):
         if checkpoint_step(broken) > checkpoint_step(good):
-            broken.rename(broken.with_name(f"broken-{broken.name}"))
+            aside = broken.with_name(f"broken-{broken.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            broken.rename(aside)
     return good
 
 
@@ -200,7 +228,10 @@ def _run_stage(setting: Setting, ladder: Ladder, stage: Stage) -> None:
     if step == stage.start and stage.growth is not None:
         _check_growth(setting, stage, trainer)
     if step < stage.end and not _ended_early(setting, ladder, stage, checkpoint):
-        trainer.train(resume_from_checkpoint=str(checkpoint))
+        try:
+            trainer.train(resume_from_checkpoint=str(checkpoint))
+        finally:
+            trainer.bar.close()
         if setting.signals.received is not None:
             raise StoppedError(setting.signals.received)
     _finish_stage(setting, stage, trainer, folder)
@@ -208,22 +239,27 @@ def _run_stage(setting: Setting, ladder: Ladder, stage: Stage) -> None:
 
 def _trainer(setting: Setting, ladder: Ladder, stage: Stage, model: Any, checkpoint: Path) -> LadderTrainer:
     plateau = _plateau(setting, ladder, stage)
-    callbacks = [setting.metrics, setting.signals, BeforeDecay(ladder), Bar(setting.console, ladder)]
+    bar = Bar(setting.console, ladder)
+    callbacks = [setting.metrics, setting.signals, Milestones(ladder), bar]
     if plateau is not None:
         callbacks.append(plateau)
     held_out, validation = setting.data.validation, None
     if held_out is not None:
         validation = Subset(held_out, range(min(len(held_out), setting.recipe.training["validation_blocks"])))
-    return LadderTrainer(
-        model=model,
-        args=setting.arguments(stage),
-        ladder=ladder,
-        keep=setting.recipe.training["keep_checkpoints"],
-        frozen=FrozenRows(model, stage.growth) if stage.trains == "new" and stage.growth else None,
-        train_dataset=_ordered(setting, ladder, checkpoint),
-        eval_dataset=validation,
-        callbacks=callbacks,
-    )
+    try:
+        return LadderTrainer(
+            model=model,
+            args=setting.arguments(stage),
+            ladder=ladder,
+            bar=bar,
+            keep=setting.recipe.training["keep_checkpoints"],
+            frozen=FrozenRows(model, stage.growth) if stage.trains == "new" and stage.growth else None,
+            train_dataset=_ordered(setting, ladder, checkpoint),
+            eval_dataset=validation,
+            callbacks=callbacks,
+        )
+    except (ValueError, TypeError, ImportError, RuntimeError) as error:
+        raise BadRequestError(f"training: {one_line(error)}") from error
 
 
 def _ordered(setting: Setting, ladder: Ladder, checkpoint: Path) -> OrderedBlocks | StreamedBlocks:
@@ -273,10 +309,14 @@ def _validation_loss(setting: Setting, trainer: LadderTrainer) -> float | None:
     if blocks is None:
         return None
     model = trainer.plain_model.eval()
+    # In fp32, also where accelerate has put mixed precision around the forward pass, as it has after training.
+    mixed = model.__dict__.pop("forward", None)
     total, count = 0.0, 0
     for batch in DataLoader(blocks, setting.recipe.training["per_device_eval_batch_size"]):
         loss = model(**{key: value.to(trainer.args.device) for key, value in batch.items()}).loss
         total, count = total + loss.item() * len(batch["input_ids"]), count + len(batch["input_ids"])
+    if mixed is not None:
+        model.forward = mixed
     reshard(model)
     return total / count
 

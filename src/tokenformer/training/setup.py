@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Protocol
 
 import yaml
-from accelerate import PartialState
+from huggingface_hub.errors import StrictDataclassError
 
-from ..errors import BadRequestError
-from ..files import replace_file
+from ..errors import BadRequestError, one_line
 from ..models import TokenFormerConfig
 from .recipe import Recipe
 
@@ -53,15 +52,17 @@ def first_config(recipe: Recipe, vocabulary: Vocabulary | None) -> TokenFormerCo
                 f"model.checkpoint is {checkpoint}, which is not a model folder: it has no config.json"
             )
         config = TokenFormerConfig.from_pretrained(checkpoint)
-        for key, value in section.items():
-            setattr(config, key, value)
     else:
         section.setdefault("max_position_embeddings", max(recipe.data.block_length, 512))
         if vocabulary is not None:
             section.setdefault("vocab_size", _padded(vocabulary.vocab_size))
             section.setdefault("bos_token_id", vocabulary.eos_token_id)
             section.setdefault("eos_token_id", vocabulary.eos_token_id)
-        config = TokenFormerConfig.preset(preset, **section) if preset else TokenFormerConfig(**section)
+        try:
+            config = TokenFormerConfig.preset(preset, **section) if preset else TokenFormerConfig(**section)
+        except StrictDataclassError as error:
+            # The sentence of the innermost error is for people; what is around it is not.
+            raise BadRequestError(f"model: {one_line(error).rpartition('Error: ')[2]}") from error
     if config.max_position_embeddings < recipe.data.block_length:
         raise BadRequestError(
             f"data.block_length is {recipe.data.block_length}; the model reads {config.max_position_embeddings} "
@@ -89,6 +90,11 @@ def check_data(recipe: Recipe) -> None:
         )
 
 
+def passed_over(recipe: Recipe) -> list[str]:
+    """The keys of the model section that a checkpoint decides instead."""
+    return [key for key in recipe.model if key != "checkpoint"] if recipe.model.get("checkpoint") else []
+
+
 def tokens_per_step(recipe: Recipe, processes: int) -> int:
     """Tokens of one optimizer step over all processes."""
     accumulation = recipe.training.get("gradient_accumulation_steps", 1)
@@ -108,19 +114,16 @@ def local_batch(recipe: Recipe, processes: int) -> int:
     return wanted // share
 
 
-def check_same_recipe(recipe: Recipe, folder: Path, processes: PartialState) -> None:
-    """The recipe is kept beside the run, and a run is not carried on with another one."""
-    path, text = folder / "recipe.yaml", recipe.to_yaml()
-    if path.exists():
-        before, now = yaml.safe_load(path.read_text()), yaml.safe_load(text)
-        for section in ("model", "data", "training", "growth"):
-            for key in sorted({*before[section], *now[section]}):
-                old, new = before[section].get(key), now[section].get(key)
-                if old != new and f"{section}.{key}" not in MAY_CHANGE:
-                    raise BadRequestError(
-                        f"{folder} was started with {section}.{key}={old!r}, and now it is {new!r}; give another "
-                        "training.output_dir, or the old value"
-                    )
-    elif processes.is_main_process:
-        replace_file(path, text)
-    processes.wait_for_everyone()
+def check_same_recipe(recipe: Recipe, folder: Path) -> None:
+    """A run that has started is not carried on with another recipe."""
+    if not (folder / "stage-1" / "start.json").exists():
+        return
+    before, now = yaml.safe_load((folder / "recipe.yaml").read_text()), yaml.safe_load(recipe.to_yaml())
+    for section in ("model", "data", "training", "growth"):
+        for key in sorted({*before[section], *now[section]}):
+            old, new = before[section].get(key), now[section].get(key)
+            if old != new and f"{section}.{key}" not in MAY_CHANGE:
+                raise BadRequestError(
+                    f"{folder} was started with {section}.{key}={old!r}, and now it is {new!r}; give another "
+                    "training.output_dir, or the old value"
+                )

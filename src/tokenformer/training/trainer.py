@@ -17,6 +17,7 @@ from transformers import PrinterCallback, Trainer, TrainingArguments
 
 from ..errors import BadResultError, one_line
 from . import optimizer_state
+from .callbacks import Bar
 from .checkpoint import KEEP, checkpoints, last_good, partial_path, prune, seal
 from .frozen import FrozenRows
 from .ladder import Ladder
@@ -34,10 +35,13 @@ class NotFiniteError(BadResultError):
 class LadderTrainer(Trainer):
     """Trains one stage of a ladder, up to the step at which it ends."""
 
-    def __init__(self, *, args: TrainingArguments, ladder: Ladder, keep: int, frozen: FrozenRows | None, **more: Any):
-        self.ladder, self.keep, self.frozen = ladder, keep, frozen
+    def __init__(
+        self, *, args: TrainingArguments, ladder: Ladder, bar: Bar, keep: int, frozen: FrozenRows | None, **more: Any
+    ):
+        self.ladder, self.bar, self.keep, self.frozen = ladder, bar, keep, frozen
         self._staging: Path | None = None
         self._resumed_from: str | None = None
+        self._carried: dict[str, dict[str, Tensor]] = {}
         # Trainer's constructor refuses to save and resume a model that transformers sharded at loading, because
         # its own optimizer.pt could not; ours can.
         args.save_only_model = True
@@ -96,7 +100,13 @@ class LadderTrainer(Trainer):
     def _clip_grad_norm(self, model: nn.Module) -> Any:
         if self.frozen is not None:
             self.frozen.clear_gradients()
-        norm = super()._clip_grad_norm(model)
+        return super()._clip_grad_norm(model)
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        """Called at every step, also where nothing is clipped."""
+        if self.frozen is not None:
+            self.frozen.clear_gradients()
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
         if norm is not None:
             self._check_finite("gradient norm", norm)
         return norm
@@ -108,8 +118,8 @@ class LadderTrainer(Trainer):
         good, _ = last_good(Path(str(self.args.output_dir)))
         raise NotFiniteError(
             f"the {what} is {number} at step {self.state.global_step + 1}; "
-            + (f"the last good checkpoint is {good}" if good else "no checkpoint had been written")
-            + "; lower training.learning_rate or raise growth.warmup_steps"
+            f"the last good checkpoint is {good}; go on from it in another folder with a lower rate: "
+            f"training.output_dir=… model.checkpoint={good} training.learning_rate=…"
         )
 
     def _get_output_dir(self, trial: Any) -> str:
@@ -148,7 +158,9 @@ class LadderTrainer(Trainer):
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         folder = Path(output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        optimizer_state.save(folder, self.plain_model, self._plain_optimizer, write=self.args.should_save)
+        optimizer_state.save(
+            folder, self.plain_model, self._plain_optimizer, carried=self._carried, write=self.args.should_save
+        )
         if isinstance(self.train_dataset, StreamedBlocks) and self.args.should_save:
             torch.save(self.train_dataset.state_after(self.state.global_step), folder / STREAM_FILE)
 
@@ -156,7 +168,7 @@ class LadderTrainer(Trainer):
         if checkpoint is None:
             return
         self._resumed_from = checkpoint
-        optimizer_state.load(Path(checkpoint), self.plain_model, self._plain_optimizer)
+        self._carried = optimizer_state.load(Path(checkpoint), self.plain_model, self._plain_optimizer)
         # The schedule is a function of the step, so it is set to where it stands, not loaded.
         scheduler: Any = self.lr_scheduler
         scheduler.last_epoch = self.state.global_step
