@@ -1,4 +1,4 @@
-# make demo   set up .venv and run the main job: train, grow, train on (about 5 minutes on 2 cores)
+# make demo   set up .venv and run the main job: train, grow, train on (about 4 minutes on 2 cores)
 # make test   set up .venv and run the tests (under 10 minutes on 2 cores)
 # make help   everything else
 
