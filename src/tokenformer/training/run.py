@@ -144,7 +144,7 @@ def _start_of_stage(setting: Setting, ladder: Ladder, number: int) -> Ladder:
             replace_file(setting.folder / "recipe.yaml", setting.recipe.to_yaml())
             _first_checkpoint(setting, stage, folder / "checkpoint-0")
         else:
-            source = _verified(setting, number - 1)
+            source = checkpoints(stage_folder(setting.folder, number - 1))[-1]  # just verified, or just written
             step = checkpoint_step(source)
             assert stage.growth is not None
             grow_checkpoint(source, folder / f"checkpoint-{step}", stage.growth, stage.adam)

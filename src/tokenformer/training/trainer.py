@@ -5,6 +5,7 @@ It overrides private methods of Trainer (_save_checkpoint and what it calls, _cl
 transformers is pinned for that, and tests train, kill and resume real runs.
 """
 
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ class LadderTrainer(Trainer):
         self.ladder, self.bar, self.keep, self.frozen = ladder, bar, keep, frozen
         self._staging: Path | None = None
         self._resumed_from: str | None = None
-        self._carried: dict[str, dict[str, Tensor]] = {}
+        self._carried: optimizer_state.State = {}
         # Trainer's constructor refuses to save and resume a model that transformers sharded at loading, because
         # its own optimizer.pt could not; ours can.
         args.save_only_model = True
@@ -103,8 +104,8 @@ class LadderTrainer(Trainer):
         return super()._clip_grad_norm(model)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        """Called at every step, also where nothing is clipped."""
-        if self.frozen is not None:
+        """Called at every step, also where nothing was clipped: then without a norm."""
+        if self.frozen is not None and grad_norm is None:
             self.frozen.clear_gradients()
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
         if norm is not None:
@@ -113,7 +114,7 @@ class LadderTrainer(Trainer):
 
     def _check_finite(self, what: str, value: Any) -> None:
         number = float(value)
-        if number == number and abs(number) != float("inf"):
+        if math.isfinite(number):
             return
         good, _ = last_good(Path(str(self.args.output_dir)))
         raise NotFiniteError(
