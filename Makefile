@@ -8,7 +8,7 @@ BIN := .venv/bin
 HF_VERSION = $(shell $(BIN)/python -c "import importlib.metadata as m; print(m.version('transformers'))")
 HF_SUITE = .cache/hf/transformers-$(HF_VERSION)
 
-.PHONY: demo test test-hf lint types format help clean
+.PHONY: demo test test-hf bench lint types format help clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -36,6 +36,9 @@ test-hf: .venv/installed ## transformers' own model tests over ours (about 3 min
 		mv .cache/hf/new/transformers-$(HF_VERSION) $(HF_SUITE) && \
 		rm -rf .cache/hf/new; }
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests_hf -q -n 2 --no-fold-skipped
+
+bench: .venv/installed ## speed and memory against their targets (under 30 minutes on 2 cores)
+	$(BIN)/python benchmarks/run_all.py
 
 lint: .venv/installed ## ruff: lint and format
 	$(BIN)/ruff check .

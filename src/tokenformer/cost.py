@@ -20,8 +20,8 @@ from .models.language import LOSS_CHUNK
 # Numbers that an optimizer keeps for each parameter.
 OPTIMIZER_STATES = {"adamw": 2, "sgd": 0}
 
-# What autograd keeps of a Pattention's scores in fp32 or wider, in arrays of [rows, n]; the weights come on top.
-KEPT_SCORES = {"l2_gelu": 2, "gelu_l2": 3, "softmax": 3}
+# Numbers in fp32 or wider that a Pattention keeps for each row, beside its scores.
+ROW_STATS = 3
 
 
 @dataclass(frozen=True)
@@ -127,12 +127,11 @@ def training_memory(
 
 
 def _block_activations(config: TokenFormerConfig, bytes_per_number: int) -> int:
-    """Bytes that autograd keeps of one block for one token."""
-    width, scores = config.hidden_size * bytes_per_number, max(4, bytes_per_number)
-    per_token = KEPT_SCORES[config.pattention_kind] * scores + bytes_per_number
-    # Every Pattention also keeps its input, rescaled.
+    """Bytes that autograd keeps of one block for one token, with Pattention in its fused form."""
+    width, scores = config.hidden_size * bytes_per_number, 0 if config.pattention_recompute else bytes_per_number
     pattentions = sum(
-        len(names) * (config.num_tokens[role] * per_token + width) for role, names in config.token_roles.items()
+        len(names) * (config.num_tokens[role] * scores + ROW_STATS * max(4, bytes_per_number))
+        for role, names in config.token_roles.items()
     )
-    # The inputs of the two norms; query, key, value and output of the attention.
-    return pattentions + 6 * width
+    # The inputs of the two norms and what they give; query, key, value and output of the attention.
+    return pattentions + 8 * width

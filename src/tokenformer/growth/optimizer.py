@@ -72,9 +72,9 @@ def _grow_live(optimizer: Optimizer, old_model: nn.Module, new_model: nn.Module,
             "was made for"
         )
     new_parameters = dict(new_model.named_parameters())
-    grown_state = {
-        names[id(p)]: _grow_entry(names[id(p)], state, new_parameters[names[id(p)]], growth)
-        for p, state in optimizer.state.items()
+    # Everything that can be refused is refused before the first state is touched.
+    factors = {
+        p: _factors(names[id(p)], state, new_parameters[names[id(p)]], growth) for p, state in optimizer.state.items()
     }
     if old_model is new_model:
         target = optimizer
@@ -87,8 +87,10 @@ def _grow_live(optimizer: Optimizer, old_model: nn.Module, new_model: nn.Module,
         arguments = inspect.signature(type(optimizer)).parameters
         defaults = {key: value for key, value in optimizer.defaults.items() if key in arguments}
         target = type(optimizer)(groups, **defaults)
-    for name, state in grown_state.items():
-        target.state[new_parameters[name]] = state
+    for p, state_factors in factors.items():
+        name = names[id(p)]
+        # Grown in place, an old state is let go before the next one is made.
+        target.state[new_parameters[name]] = _grow_entry(name, optimizer.state[p], state_factors, growth)
     return target
 
 
@@ -105,27 +107,36 @@ def _grow_state_dict(state_dict: Mapping[str, Any], new_model: nn.Module, growth
             raise BadRequestError(
                 f"grow_optimizer: the state has {name!r}, new_model does not; {did_you_mean(name, parameters)}"
             )
-        grown[name] = _grow_entry(name, state, parameters[name], growth)
+        grown[name] = _grow_entry(name, state, _factors(name, state, parameters[name], growth), growth)
     return {**state_dict, "state": grown}
 
 
-def _grow_entry(name: str, state: Mapping[str, Any], parameter: Tensor, growth: Growth) -> dict[str, Any]:
+def _grow_entry(name: str, state: Mapping[str, Any], factors: dict[str, float], growth: Growth) -> dict[str, Any]:
+    """The state of one parameter, with the keys of `factors` grown and multiplied."""
+    step = growth.layers.get(name.rpartition(".")[0])
+    if step is None:
+        return dict(state)
+    return {key: _grow_rows(value, step, factors[key]) if key in factors else value for key, value in state.items()}
+
+
+def _factors(name: str, state: Mapping[str, Any], parameter: Tensor, growth: Growth) -> dict[str, float]:
+    """What each state with a row a token is multiplied by when its layer grows."""
     layer, _, kind = name.rpartition(".")
     step = growth.layers.get(layer)
     if step is None:
-        return dict(state)
-    grown = {}
+        return {}
+    factors = {}
     for key, value in state.items():
         if not isinstance(value, Tensor) or value.dim() == 0:
-            grown[key] = value  # the step count
-        elif value.shape[0] == step.before and value.shape[1:] == parameter.shape[1:]:
-            grown[key] = _grow_rows(value, step, _factor(name, key, kind, step, growth.noise))
-        else:
+            continue  # the step count
+        # A model grown in place has its new number of rows already.
+        if value.shape[0] != step.before or value.shape[1:] != parameter.shape[1:]:
             raise BadRequestError(
                 f"grow_optimizer: state {key!r} of {name} has shape {tuple(value.shape)}, and only states with a row a "
                 f"token ({step.before}) can grow; use an Adam or SGD optimizer, or start its state afresh"
             )
-    return grown
+        factors[key] = _factor(name, key, kind, step, growth.noise)
+    return factors
 
 
 def _factor(name: str, key: str, kind: str, step: LayerGrowth, noise: float) -> float:

@@ -9,6 +9,7 @@ from transformers.modeling_rope_utils import RopeParameters
 
 from ..errors import BadRequestError, did_you_mean
 from ..pattention import KINDS
+from ..pattention.operator import check_form
 from .presets import PRESETS
 
 
@@ -19,6 +20,8 @@ class TokenFormerConfig(PreTrainedConfig):
     qkv_tokens, out_tokens, ffn_tokens: parameter tokens of each query, key and value projection, of the output
         projection, and of the feed-forward block. Growth changes these three numbers and nothing else.
     pattention_kind: one of l2_gelu (the paper's), gelu_l2, softmax.
+    pattention_form: how Pattention is computed: auto, reference, fused or triton; see docs/performance.md.
+    pattention_recompute: keep none of Pattention's scores for the backward pass, and compute them again there.
     parametric_norm: weight and bias in the LayerNorms of the blocks; the paper's models have none.
     value_initializer_range: standard deviation of new value tokens; None for the paper's 2 / (layers · √width).
     chunked_loss: compute the loss in chunks that never hold the [tokens, vocabulary] logits, which are then not
@@ -43,6 +46,8 @@ class TokenFormerConfig(PreTrainedConfig):
     out_tokens: int = 576
     ffn_tokens: int = 2304
     pattention_kind: str = "l2_gelu"
+    pattention_form: str = "auto"
+    pattention_recompute: bool = False
     parametric_norm: bool = False
     max_position_embeddings: int = 2048
     rope_parameters: RopeParameters | dict | None = None
@@ -95,6 +100,7 @@ class TokenFormerConfig(PreTrainedConfig):
             raise ValueError(
                 f"pattention_kind={self.pattention_kind!r} is not known; {did_you_mean(self.pattention_kind, KINDS)}"
             )
+        check_form(self.pattention_form, "pattention_form")
 
     def convert_rope_params_to_dict(self, **kwargs: Any) -> dict[str, Any]:
         """The paper rotates a quarter of each head."""

@@ -15,6 +15,18 @@ from transformers.models.gpt_neox.modeling_gpt_neox import apply_rotary_pos_emb,
 from ..pattention import Pattention
 
 
+def new_pattention(config: PreTrainedConfig, num_tokens: int) -> Pattention:
+    """A Pattention from the model's width to its width."""
+    return Pattention(
+        config.hidden_size,
+        config.hidden_size,
+        num_tokens,
+        config.pattention_kind,
+        form=config.pattention_form,
+        recompute=config.pattention_recompute,
+    )
+
+
 class TokenFormerAttention(nn.Module):
     """Multi-head attention between tokens; query, key, value and output are Pattentions."""
 
@@ -23,11 +35,10 @@ class TokenFormerAttention(nn.Module):
         self.config, self.layer_idx, self.is_causal = config, layer_idx, True
         self.head_dim = config.hidden_size // config.num_attention_heads
         self.scaling = self.head_dim**-0.5
-        d, kind = config.hidden_size, config.pattention_kind
-        self.query = Pattention(d, d, config.qkv_tokens, kind)
-        self.key = Pattention(d, d, config.qkv_tokens, kind)
-        self.value = Pattention(d, d, config.qkv_tokens, kind)
-        self.out = Pattention(d, d, config.out_tokens, kind)
+        self.query = new_pattention(config, config.qkv_tokens)
+        self.key = new_pattention(config, config.qkv_tokens)
+        self.value = new_pattention(config, config.qkv_tokens)
+        self.out = new_pattention(config, config.out_tokens)
 
     def forward(
         self,
@@ -39,11 +50,13 @@ class TokenFormerAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         batch_length = hidden_states.shape[:-1]
         query, key, value = (
-            project(hidden_states).view(*batch_length, -1, self.head_dim).transpose(1, 2)  # [batch, heads, length, d]
+            project(hidden_states).view(*batch_length, -1, self.head_dim)  # [batch, length, heads, d]
             for project in (self.query, self.key, self.value)
         )
         if position_embeddings is not None:
-            query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
+            # Rotated before heads and positions change places: the attention's output then needs no copy.
+            query, key = apply_rotary_pos_emb(query, key, *position_embeddings, unsqueeze_dim=2)
+        query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))  # [batch, heads, length, d]
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
@@ -69,7 +82,7 @@ class TokenFormerLayer(GradientCheckpointingLayer):
         self.attention_norm = nn.LayerNorm(d, eps, elementwise_affine=affine)
         self.attention = TokenFormerAttention(config, layer_idx)
         self.ffn_norm = nn.LayerNorm(d, eps, elementwise_affine=affine)
-        self.ffn = Pattention(d, d, config.ffn_tokens, config.pattention_kind)
+        self.ffn = new_pattention(config, config.ffn_tokens)
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
         hidden_states = hidden_states + self.attention(self.attention_norm(hidden_states), **kwargs)[0]

@@ -1,7 +1,8 @@
 """Token-parameter attention: the function, the layer, and the swap that puts the layer into any model."""
 
-from .functional import KINDS, default_tau, pattention
+from .functional import KINDS, default_tau
 from .module import Pattention, pattention_layers
+from .operator import pattention
 from .replace import replace_linears
 
 __all__ = ["KINDS", "Pattention", "default_tau", "pattention", "pattention_layers", "replace_linears"]

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadRequestError, did_you_mean
-from .functional import KINDS, default_tau, pattention
+from .functional import KINDS, default_tau
+from .operator import check_form, pattention
 from .wide import WideBuffers
 
 
@@ -17,9 +18,13 @@ class Pattention(WideBuffers):
     `tau` is fixed at birth and saved with the state: a layer that has grown keeps the scale it was trained
     with, and a reloaded one computes what was saved. It stays in fp32 when the layer is cast lower, because
     bf16 cannot hold √n for most n.
+
+    `form` and `recompute` say how it is computed, not what: see `pattention`. The first `frozen_tokens` tokens get no
+    gradient.
     """
 
     tau: Tensor
+    frozen_tokens: int = 0
 
     def __init__(
         self,
@@ -29,6 +34,8 @@ class Pattention(WideBuffers):
         kind: str = "l2_gelu",
         tau: float | None = None,
         *,
+        form: str = "auto",
+        recompute: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -40,7 +47,8 @@ class Pattention(WideBuffers):
             raise BadRequestError(f"Pattention: kind={kind!r} is not known; {did_you_mean(kind, KINDS)}")
         if tau is not None and not tau > 0:
             raise BadRequestError(f"Pattention: tau={tau} was given; a positive number is needed")
-        self.kind = kind
+        check_form(form, "Pattention: form")
+        self.kind, self.form, self.recompute = kind, form, recompute
         self.key_tokens = nn.Parameter(torch.empty(num_tokens, d_in, device=device, dtype=dtype))
         self.value_tokens = nn.Parameter(torch.empty(num_tokens, d_out, device=device, dtype=dtype))
         tau = default_tau(num_tokens, kind) if tau is None else float(tau)
@@ -66,7 +74,16 @@ class Pattention(WideBuffers):
         nn.init.normal_(self.value_tokens, std=self.num_tokens**-0.5 if value_std is None else value_std)
 
     def forward(self, x: Tensor) -> Tensor:
-        return pattention(x, self.key_tokens, self.value_tokens, self.tau, self.kind)
+        return pattention(
+            x,
+            self.key_tokens,
+            self.value_tokens,
+            self.tau,
+            self.kind,
+            form=self.form,
+            recompute=self.recompute,
+            frozen=self.frozen_tokens,
+        )
 
     def extra_repr(self) -> str:
         tau = "meta" if self.tau.is_meta else f"{self.tau.item():.4g}"

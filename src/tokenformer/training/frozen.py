@@ -1,7 +1,7 @@
 """Training only new tokens: the old ones, and everything that is not a token, must not move.
 
-Frozen rows get no gradient, and are put back after every optimizer step, so that neither weight decay nor momentum
-moves them by a bit. Works on whole tensors and on shards of them.
+Frozen rows get no gradient (a Pattention does not even compute it), and are put back after every optimizer step, so
+that neither weight decay nor momentum moves them by a bit. Works on whole tensors and on shards of them.
 """
 
 import torch
@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from ..growth import Growth
+from ..pattention import Pattention
 
 
 class FrozenRows:
@@ -23,6 +24,9 @@ class FrozenRows:
             if step is None:
                 parameter.requires_grad_(False)
                 continue
+            pattention = model.get_submodule(layer)
+            assert isinstance(pattention, Pattention)
+            pattention.frozen_tokens = step.before
             rows = _local_rows(parameter, step.before)
             self._held.append((parameter, rows, _local(parameter.detach())[:rows].clone()))
 

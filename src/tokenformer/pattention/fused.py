@@ -1,0 +1,215 @@
+"""Pattention, forward and backward, with as few passes over [rows, n] as torch's own kernels allow.
+
+Enters: rows x [rows, d_in], key tokens [n, d_in], value tokens [n, d_out], tau (a number in a tensor).
+Leaves: the output; what backward needs; the gradients. The specification is `functional.py`: outputs and gradients
+are the same up to rounding, for every finite input.
+
+Between two matrix products the scores are normalised in place. One array of [rows, n] is kept for backward, in the
+tokens' dtype, or none, and then it is computed again:
+
+    l2_gelu   the normalised scores u = a / rms: GeLU(u) and its slope are cheaper to compute again than to keep
+    gelu_l2   the scores
+    softmax   the weights
+
+Beside it `stats` [rows, 3] holds three numbers a row in fp32 or wider: 1 / rms, the scale the row was divided by, and
+whether the gradient passes through the norm: 1, or 0 where the smallest rms was put in its place.
+
+Rows are taken ROWS_AT_ONCE on a CPU: the passes between the products then find their array in the cache, and the
+next rows find the memory of the last. Rows are scaled as the specification says only where that can matter: always in
+fp16 and away from the CPU (to ask would stop a GPU), otherwise if they are larger than LARGEST_UNSCALED. On the CPU a
+row's own smallest rms is worked out only if some row comes near it: decoding one token at a time, these small
+operations would weigh as much as the rest.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .functional import LARGEST_ENTRY, SMALLEST_EXPONENT, SMALLEST_RMS, row_scale, wide
+
+# The squares of the scores of smaller rows, all taken as one vector, stay far within fp32's and bf16's range.
+LARGEST_UNSCALED = 2.0**35
+
+# Fewer make the products slower, more the passes between them: see docs/performance.md.
+ROWS_AT_ONCE = 1024
+
+
+def attend(x: Tensor, key_tokens: Tensor, value_tokens: Tensor, tau: Tensor, kind: str) -> Tensor:
+    """The output [rows, d_out] alone; nothing is kept."""
+    if x.shape[0] <= ROWS_AT_ONCE:
+        return _weigh(x, key_tokens, tau, kind).weights.to(value_tokens.dtype) @ value_tokens
+    out = value_tokens.new_empty(x.shape[0], value_tokens.shape[1])
+    for some in _parts(x, key_tokens):
+        weights = _weigh(x[some], key_tokens, tau, kind).weights
+        torch.mm(weights.to(value_tokens.dtype), value_tokens, out=out[some])
+    return out
+
+
+def forward(
+    x: Tensor, key_tokens: Tensor, value_tokens: Tensor, tau: Tensor, kind: str, keep: bool
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The output [rows, d_out], what is to be kept [rows, n] if it is to be, and stats [rows, 3]."""
+    rows = x.shape[0]
+    out = value_tokens.new_empty(rows, value_tokens.shape[1])
+    kept = key_tokens.new_empty(rows, key_tokens.shape[0]) if keep else None
+    stats = x.new_ones(rows, 3, dtype=wide(x.dtype))
+    for some in _parts(x, key_tokens):
+        weighed = _weigh(x[some], key_tokens, tau, kind, None if kept is None else kept[some])
+        torch.mm(weighed.weights.to(value_tokens.dtype), value_tokens, out=out[some])
+        stats[some, 0:1] = weighed.inverse_rms
+        if weighed.scale is not None:
+            stats[some, 1:2] = weighed.scale
+        if weighed.free is not None:
+            stats[some, 2:3] = weighed.free
+    return out, kept, stats
+
+
+def backward(
+    grad: Tensor,
+    x: Tensor,
+    key_tokens: Tensor,
+    value_tokens: Tensor,
+    tau: Tensor,
+    kind: str,
+    kept: Tensor | None,
+    stats: Tensor,
+    frozen: int,
+    needs: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of x, keys and values, each if `needs` says so; the first `frozen` tokens get zeros at no cost."""
+    grad_x = x.new_empty(x.shape) if needs[0] else None
+    grad_keys = torch.zeros_like(key_tokens) if needs[1] else None
+    grad_values = torch.zeros_like(value_tokens) if needs[2] else None
+    for some in _parts(x, key_tokens):
+        rows, row_grad = x[some], grad[some]
+        inverse_rms, scale, free = stats[some].split(1, dim=1)
+        divisor = scale if _size(rows, key_tokens) > LARGEST_UNSCALED else None
+        scores = _weigh(rows, key_tokens, tau, kind).kept if kept is None else kept[some]
+        # [rows, n]
+        weights = _weights_again(scores, inverse_rms, divisor, kind) if needs[2] or kind == "gelu_l2" else None
+        if grad_values is not None:
+            assert weights is not None
+            grad_values[frozen:].addmm_(weights[:, frozen:].mT, row_grad)
+        if not (needs[0] or needs[1]):
+            continue
+        grad_scores = row_grad @ value_tokens.mT  # [rows, n]
+        _to_scores_(grad_scores, scores, weights, inverse_rms, divisor, free, tau, kind)
+        if grad_keys is not None:
+            grad_keys[frozen:].addmm_(grad_scores[:, frozen:].mT, _divided(rows, divisor, key_tokens.dtype))
+        if grad_x is not None:
+            grad_rows = grad_scores @ key_tokens
+            if divisor is not None:
+                # Saturates instead of overflowing: at a tiny row the true gradient can pass fp16's range.
+                largest = torch.finfo(x.dtype).max
+                grad_rows = (grad_rows.to(divisor.dtype) / divisor).clamp_(-largest, largest)
+            grad_x[some] = grad_rows
+    return grad_x, grad_keys, grad_values
+
+
+def _parts(x: Tensor, key_tokens: Tensor) -> Iterator[slice]:
+    """Slices of rows. In half precision all at once: gradients of tokens would be rounded from part to part."""
+    step = ROWS_AT_ONCE if x.device.type == "cpu" and key_tokens.dtype.itemsize >= 4 else max(1, x.shape[0])
+    for start in range(0, x.shape[0], step):
+        yield slice(start, start + step)
+
+
+class _Rows(NamedTuple):
+    """Weighed rows, and how: weights and kept [rows, n], the rest [rows, 1].
+
+    Without a `scale` rows are as given; without `free` all of them are.
+    """
+
+    weights: Tensor
+    kept: Tensor
+    inverse_rms: Tensor
+    scale: Tensor | None
+    free: Tensor | None
+
+
+def _weigh(x: Tensor, key_tokens: Tensor, tau: Tensor, kind: str, kept: Tensor | None = None) -> _Rows:
+    """`kept` is where to put what is kept, if that is decided already."""
+    size = _size(x, key_tokens)
+    scale = row_scale(x) if size > LARGEST_UNSCALED else None
+    rows = _divided(x, scale, key_tokens.dtype)
+    if kind == "softmax":
+        weights = _true_scores(F.linear(rows, key_tokens), scale).softmax(-1).mul_(tau)
+        kept = weights.to(key_tokens.dtype) if kept is None else kept.copy_(weights)
+        return _Rows(weights, kept, weights.new_ones(x.shape[0], 1, dtype=wide(x.dtype)), scale, None)
+    kept = F.linear(rows, key_tokens) if kept is None else torch.mm(rows, key_tokens.mT, out=kept)
+    weights = kept if kind == "l2_gelu" else _rectified(kept, scale)
+    norm = torch.linalg.vector_norm(weights, dim=-1, keepdim=True, dtype=wide(x.dtype))
+    # No row's scale is larger than this.
+    largest_scale = max(2.0**SMALLEST_EXPONENT, 2 * size / LARGEST_ENTRY)
+    if scale is None and x.numel() and norm.min().item() >= SMALLEST_RMS * largest_scale * tau.item():
+        inverse_rms, free = tau / norm, None
+    else:
+        smallest = SMALLEST_RMS * (row_scale(x) if scale is None else torch.ones_like(scale))
+        rms = norm / tau
+        inverse_rms, free = torch.maximum(rms, smallest).reciprocal(), rms >= smallest
+    weights.mul_(inverse_rms)
+    return _Rows(F.gelu(kept) if kind == "l2_gelu" else weights, kept, inverse_rms, scale, free)
+
+
+def _size(x: Tensor, key_tokens: Tensor) -> float:
+    """At least the largest entry of all rows; infinite where rows are scaled whatever they hold."""
+    if key_tokens.dtype == torch.float16 or x.device.type != "cpu":
+        return math.inf
+    return torch.linalg.vector_norm(x, dtype=wide(x.dtype)).item()
+
+
+def _weights_again(kept: Tensor, inverse_rms: Tensor, divisor: Tensor | None, kind: str) -> Tensor:
+    if kind == "l2_gelu":
+        return F.gelu(kept)
+    if kind == "gelu_l2":
+        return _rectified(kept, divisor).mul_(inverse_rms).to(kept.dtype)
+    return kept
+
+
+def _to_scores_(
+    grad: Tensor,
+    kept: Tensor,
+    weights: Tensor | None,
+    inverse_rms: Tensor,
+    divisor: Tensor | None,
+    free: Tensor,
+    tau: Tensor,
+    kind: str,
+) -> None:
+    """Turns the gradient of the weights into that of the scores, in place. Overwrites `weights`, unless kept."""
+    if kind == "softmax":
+        # Divided by tau first: where one token has all the weight, the gradient is then zero to the last bit.
+        shares = kept / tau  # [rows, n]
+        gradient = torch._softmax_backward_data(grad.to(shares.dtype), shares, -1, shares.dtype).mul_(tau)
+        grad.copy_(gradient if divisor is None else gradient.mul_(divisor))
+        return
+    if kind == "l2_gelu":
+        torch.ops.aten.gelu_backward.grad_input(grad, kept, grad_input=grad)
+        products = torch.mul(grad, kept, out=torch.empty_like(grad) if weights is None else weights)
+        normalised = kept
+    else:
+        assert weights is not None
+        products, normalised = grad * weights, weights
+    dot = products.sum(-1, keepdim=True, dtype=free.dtype)  # [rows, 1]
+    grad.addcmul_(normalised, dot * free / tau.square(), value=-1).mul_(inverse_rms)
+    if kind == "gelu_l2":
+        true_scores = _true_scores(kept, divisor)
+        grad.copy_(torch.ops.aten.gelu_backward(grad.to(true_scores.dtype), true_scores))
+
+
+def _divided(x: Tensor, divisor: Tensor | None, dtype: torch.dtype) -> Tensor:
+    return (x if divisor is None else x / divisor).to(dtype)
+
+
+def _true_scores(scores: Tensor, divisor: Tensor | None) -> Tensor:
+    if divisor is None:
+        return scores
+    largest = torch.finfo(divisor.dtype).max
+    return (scores * divisor).clamp_(-largest, largest)
+
+
+def _rectified(scores: Tensor, divisor: Tensor | None) -> Tensor:
+    return F.gelu(scores) if divisor is None else F.gelu(_true_scores(scores, divisor)).div_(divisor)

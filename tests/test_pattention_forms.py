@@ -1,0 +1,298 @@
+"""The fused form of Pattention against its specification: outputs, gradients, what it keeps, who sees through it."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from conftest import make_tiny, relative_error
+from tokenformer import KINDS, BadRequestError, Pattention, TokenFormerConfig, pattention
+from tokenformer.pattention import fused
+from tokenformer.pattention.functional import default_tau, reference
+
+# Both forms round every product of the chain once, in another order: a few ulps. In half precision the normalised
+# scores are rounded once more than in the specification, which holds them in fp32.
+TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+
+
+def leaves(shape, d_in, d_out, n, dtype=torch.float32, size=1.0):
+    """Rows, keys and values that want gradients."""
+    x = torch.randn(*shape, d_in, dtype=torch.float64) * size
+    keys, values = torch.randn(n, d_in, dtype=torch.float64) * 0.3, torch.randn(n, d_out, dtype=torch.float64)
+    return [tensor.to(dtype).requires_grad_() for tensor in (x, keys, values)]
+
+
+def run(function, inputs, grad, *args, **kwargs):
+    """The output and the three gradients."""
+    out = function(*inputs, *args, **kwargs)
+    return [out, *torch.autograd.grad(out, inputs, grad.to(out.dtype))]
+
+
+@pytest.fixture(autouse=True)
+def _no_forced_form(monkeypatch):
+    monkeypatch.delenv("TOKENFORMER_PATTENTION", raising=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(
+    shape=st.lists(st.integers(1, 5), min_size=0, max_size=3),
+    d_in=st.integers(1, 33),
+    d_out=st.integers(1, 17),
+    n=st.integers(1, 40),
+    dtype=st.sampled_from(list(TOLERANCE)),
+    size=st.sampled_from([1e-4, 1.0, 40.0]),
+    recompute=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_outputs_and_gradients_are_the_specifications(kind, shape, d_in, d_out, n, dtype, size, recompute, seed):
+    torch.manual_seed(seed)
+    inputs = leaves(shape, d_in, d_out, n, dtype, size)
+    grad, tau = torch.randn(*shape, d_out, dtype=torch.float64), default_tau(n, kind)
+    given = run(pattention, inputs, grad, tau, kind, form="fused", recompute=recompute)
+    # The specification itself is computed wide, from the same rounded inputs.
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    expected = run(reference, exact, grad.to(dtype).double(), tau, kind)
+    for given_, true, size in zip(given, expected, sizes(exact, grad, tau, kind), strict=True):
+        assert given_.dtype == dtype
+        true = true.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
+        assert (given_.double() - true).norm() <= TOLERANCE[dtype] * size
+
+
+def sizes(inputs, grad, tau, kind):
+    """How large output and gradients would be if no terms cancelled: what rounding errors are measured against.
+
+    With one token, or rows of one number, the gradients of the L2 kinds cancel to zero.
+    """
+    x, keys, values = (tensor.detach() for tensor in inputs)
+    scores = x @ keys.mT
+    normed = torch.nn.functional.gelu(scores) if kind == "gelu_l2" else scores
+    # How much faster weights change than scores: the row that is divided by least decides. No row by less than this.
+    steepness = tau if kind == "softmax" else 1 / (normed.norm(dim=-1) / tau).min().clamp(min=2.0**-26)
+    # GeLU of a score far below 0 is what is left of 1 - 1, and then divided by next to nothing.
+    silenced = 1 + scores.abs().max() * steepness / tau if kind == "gelu_l2" else 1
+    through_values = grad.norm() * values.norm() * steepness * silenced
+    weights = tau * silenced
+    return weights * values.norm(), through_values * keys.norm(), through_values * x.norm(), grad.norm() * weights
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-6, 3e4, 1e12, 1e30, 3e38])
+def test_rows_of_every_size_beside_ordinary_ones(kind, dtype, size):
+    size = min(size, torch.finfo(dtype).max / 4)
+    inputs = leaves((6,), 16, 8, 24, dtype)
+    with torch.no_grad():
+        inputs[0][::2] *= torch.tensor(size, dtype=torch.float64).to(dtype)
+        inputs[0].clamp_(-torch.finfo(dtype).max, torch.finfo(dtype).max)
+    grad, tau = torch.randn(6, 8), default_tau(24, kind)
+    given = run(pattention, inputs, grad, tau, kind, form="fused")
+    plain = run(reference, inputs, grad, tau, kind)
+    for given_, expected in zip(given, plain, strict=True):
+        assert given_.isfinite().all()
+        for row, expected_row in zip(given_.double(), expected.double(), strict=True):
+            assert (row - expected_row).norm() <= 4 * TOLERANCE[dtype] * expected_row.norm() + 1e-6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_keys_that_score_nothing_pass_no_gradient_through_the_norm(kind):
+    inputs = leaves((4,), 6, 5, 7, torch.float64)
+    with torch.no_grad():
+        inputs[1] *= 1e-9
+    grad = torch.randn(4, 5, dtype=torch.float64)
+    for given_, expected in zip(
+        run(pattention, inputs, grad, 2.0, kind, form="fused"), run(reference, inputs, grad, 2.0, kind), strict=True
+    ):
+        assert relative_error(given_, expected) < 1e-12
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("frozen", [0, 3])
+def test_many_rows_are_taken_in_parts(kind, recompute, frozen, monkeypatch):
+    monkeypatch.setattr(fused, "ROWS_AT_ONCE", 4)
+    inputs, grad = leaves((11,), 6, 5, 7, torch.float64), torch.randn(11, 5, dtype=torch.float64)
+    inputs[0].data[5] *= 1e60  # its part is scaled, the others are not
+    inputs[0].data[9] *= 1e-9
+    parts = run(pattention, inputs, grad, 2.0, kind, form="fused", recompute=recompute, frozen=frozen)
+    expected = run(pattention, inputs, grad, 2.0, kind, form="reference", frozen=frozen)
+    for given_, plain in zip(parts, expected, strict=True):
+        assert relative_error(given_, plain) < 1e-12
+    with torch.no_grad():
+        assert relative_error(pattention(*inputs, 2.0, kind, form="fused"), expected[0]) < 1e-12
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_keeps_one_array_of_scores_or_none(kind, dtype, recompute):
+    """Beside the inputs. In the tokens' own dtype, so half as large in bf16."""
+    x, keys, values = leaves((50,), 16, 8, 300, dtype)
+    own, kept = {tensor.data_ptr() for tensor in (x, keys, values)}, {}
+
+    def keep(tensor):
+        if tensor.data_ptr() not in own:
+            kept[tensor.data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        pattention(x, keys, values, default_tau(300, kind), kind, recompute=recompute)
+    stats = 50 * 3 * 4 + 4
+    assert sum(tensor.nbytes for tensor in kept.values()) == stats + (0 if recompute else 50 * 300 * dtype.itemsize)
+
+
+def test_inference_keeps_nothing():
+    layer, x = Pattention(16, 8, 300), torch.randn(50, 16)
+
+    def refuse(tensor):
+        raise AssertionError("kept")
+
+    with torch.autograd.graph.saved_tensors_hooks(refuse, refuse):
+        with torch.no_grad():
+            out = layer(x)
+        with torch.inference_mode():
+            assert torch.equal(layer(x), out)
+        assert torch.equal(layer.requires_grad_(False)(x), out)
+    assert not out.requires_grad
+
+
+@pytest.mark.parametrize("form", ["reference", "fused"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_frozen_tokens_get_no_gradient_and_the_others_their_own(kind, form):
+    inputs, grad = leaves((9,), 6, 5, 11, torch.float64), torch.randn(9, 5, dtype=torch.float64)
+    whole = run(pattention, inputs, grad, 2.0, kind, form=form)
+    held = run(pattention, inputs, grad, 2.0, kind, form=form, frozen=4)
+    for index in (0, 1):
+        assert relative_error(held[index], whole[index]) < 1e-14
+    for index in (2, 3):
+        assert held[index][:4].eq(0).all()
+        assert relative_error(held[index][4:], whole[index][4:]) < 1e-14
+
+
+def test_frozen_tokens_and_unneeded_gradients_cost_no_products():
+    def flops(frozen=0, needs=(True, True, True)):
+        inputs = [tensor.requires_grad_(need) for tensor, need in zip(leaves((20,), 16, 16, 40), needs, strict=True)]
+        with FlopCounterMode(display=False) as counter:
+            pattention(*inputs, 2.0, frozen=frozen).sum().backward()
+        return counter.get_total_flops() / (2 * 20 * 16 * 40)
+
+    assert flops() == 6
+    assert flops(frozen=20) == 5
+    assert flops(frozen=40) == 4
+    assert flops(needs=(True, False, False)) == 4
+    assert flops(needs=(False, False, True)) == 3
+    assert flops(needs=(False, True, False)) == 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_operator_passes_torchs_own_checks(kind, keep):
+    """Schema, shapes for tracing, autograd registration, and tracing with changing sizes."""
+    inputs = leaves((7,), 6, 5, 11)
+    torch.library.opcheck(torch.ops.tokenformer.pattention, (*inputs, torch.tensor(2.0), kind, "fused", keep, 3))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_it_is_one_graph_with_the_same_gradients(kind):
+    inputs, grad = leaves((2, 5), 16, 8, 24), torch.randn(2, 5, 8)
+    expected = run(pattention, inputs, grad, 4.0, kind)
+    compiled = torch.compile(pattention, fullgraph=True, backend="aot_eager")
+    for given_, plain in zip(run(compiled, inputs, grad, 4.0, kind), expected, strict=True):
+        assert relative_error(given_, plain) < 1e-6
+
+
+def test_an_exported_program_holds_plain_torch_only():
+    layer = Pattention(6, 5, 11)
+    program = torch.export.export(layer, (torch.randn(3, 6),))
+    names = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+    assert not any("tokenformer" in name for name in names)
+    x = torch.randn(3, 6)
+    assert relative_error(program.module()(x), layer(x)) < 1e-6
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradient_checkpointing(reentrant):
+    inputs, grad = leaves((5,), 6, 5, 11, torch.float64), torch.randn(5, 5, dtype=torch.float64)
+
+    def recomputed(*tensors):
+        return checkpoint(lambda *args: pattention(*args, 2.0), *tensors, use_reentrant=reentrant)
+
+    out = recomputed(*inputs)
+    out.backward(grad)
+    for tensor, expected in zip(inputs, run(pattention, inputs, grad, 2.0)[1:], strict=True):
+        assert torch.equal(tensor.grad, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_autocast_casts_as_for_plain_products(kind, dtype):
+    inputs, grad = leaves((6,), 16, 8, 24), torch.randn(6, 8)
+    tau = default_tau(24, kind)
+    with torch.autocast("cpu", dtype=dtype):
+        given = run(pattention, inputs, grad, tau, kind, form="fused")
+        plain = run(pattention, inputs, grad, tau, kind, form="reference")
+    for given_, expected in zip(given, plain, strict=True):
+        assert given_.dtype == expected.dtype
+        assert relative_error(given_, expected) < TOLERANCE[dtype]
+
+
+def test_per_sample_gradients_by_torch_func():
+    layer, x = Pattention(6, 5, 11, dtype=torch.float64), torch.randn(4, 6, dtype=torch.float64)
+    tokens = dict(layer.named_parameters())
+
+    def loss(tokens, row):
+        return torch.func.functional_call(layer, tokens, row).square().sum()
+
+    gradients = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(tokens, x)
+    layer(x[2]).square().sum().backward()
+    assert relative_error(gradients["key_tokens"][2], layer.key_tokens.grad) < 1e-12
+
+
+def test_an_empty_batch():
+    inputs = [torch.empty(0, 6, requires_grad=True), *leaves((1,), 6, 5, 11)[1:]]
+    out = pattention(*inputs, 2.0)
+    assert out.shape == (0, 5)
+    out.sum().backward()
+    assert inputs[1].grad.eq(0).all()
+
+
+@pytest.mark.parametrize("form", ["reference", "fused"])
+def test_the_form_can_be_forced(form, monkeypatch):
+    x = torch.randn(3, 64)
+    with FlopCounterMode(display=False) as counter:
+        make_tiny(pattention_form=form)(torch.zeros(1, 5, dtype=torch.long)).logits.sum().backward()
+    assert any("tokenformer" in str(op) for op in counter.get_flop_counts()["Global"]) == (form == "fused")
+    monkeypatch.setenv("TOKENFORMER_PATTENTION", form)
+    with FlopCounterMode(display=False) as counter:
+        Pattention(64, 64, 8, form="fused" if form == "reference" else "reference")(x).sum().backward()
+    assert any("tokenformer" in str(op) for op in counter.get_flop_counts()["Global"]) == (form == "fused")
+
+
+def test_a_form_that_is_not_there_is_named(monkeypatch):
+    with pytest.raises(BadRequestError, match="form='fussed' is not known; did you mean 'fused'"):
+        Pattention(4, 4, 4, form="fussed")
+    with pytest.raises(Exception, match="pattention_form='cuda' is not known; choose one of auto, reference"):
+        TokenFormerConfig(pattention_form="cuda")
+    monkeypatch.setenv("TOKENFORMER_PATTENTION", "Fused")
+    with pytest.raises(BadRequestError, match="TOKENFORMER_PATTENTION='Fused' is not known"):
+        Pattention(4, 4, 4)(torch.randn(2, 4))
+
+
+def test_a_model_trains_the_same_in_both_forms():
+    """Three steps of Adam: the forms part by rounding only."""
+    models = [make_tiny(pattention_form=form) for form in ("reference", "fused")]
+    models[1].load_state_dict(copy.deepcopy(models[0].state_dict()))
+    ids = torch.randint(models[0].config.vocab_size, (2, 33))
+    losses = []
+    for model in models:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        for _ in range(3):
+            loss = model(ids, labels=ids).loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
