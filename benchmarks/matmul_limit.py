@@ -9,33 +9,17 @@ ways: with attention as full batched products (torch.bmm), which do twice what c
 fused causal attention itself; benchmarks/results/matmul_limit.json.
 """
 
-from collections.abc import Callable
-
 import torch
 from models import TrainingStep, build, shape_of, token_former
+from products import Products, one_after_the_other, with_gradients
 from suite import Figure, Options, figure, run
 from timing import in_turns
-from torch import Tensor
 from torch.nn import functional as F
 
 from tokenformer import TokenFormerConfig
 
 SHAPES = [((768, 2, 768), 2, 1024, 0.85), ((256, 6, 256), 2, 1024, 0.65)]  # model, batch, context, target
 QUICK_SHAPES = [((64, 2, 64), 1, 32, None)]
-
-Products = Callable[[], None]
-
-
-def product(a: Tensor, b: Tensor) -> Products:
-    """a @ b into an array of its own."""
-    out = torch.empty(*a.shape[:-1], b.shape[-1])
-    return lambda: torch.matmul(a, b, out=out)
-
-
-def with_gradients(a: Tensor, b: Tensor) -> list[Products]:
-    """a @ b and the products that give the gradients of a and b."""
-    gradient = torch.randn(*a.shape[:-1], b.shape[-1])
-    return [product(a, b), product(gradient, b.mT), product(a.mT, gradient)]
 
 
 def of_pattentions(config: TokenFormerConfig, rows: int) -> list[Products]:
@@ -75,16 +59,6 @@ def fused_attention(config: TokenFormerConfig, batch: int, context: int) -> list
         torch.autograd.grad(F.scaled_dot_product_attention(*inputs, is_causal=True), inputs, gradient)
 
     return [work] * config.num_hidden_layers
-
-
-def one_after_the_other(products: list[Products]) -> Products:
-    """All of them as one callable."""
-
-    def work() -> None:
-        for call in products:
-            call()
-
-    return work
 
 
 def measure(options: Options) -> list[Figure]:

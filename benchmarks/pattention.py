@@ -3,7 +3,8 @@
     python benchmarks/pattention.py [--quick] [--repeats N] [--out FOLDER]
 
 Leaves: how much faster the library's choice is, and what share of the memory it keeps for the backward pass, at
-several shapes; benchmarks/results/pattention.json.
+several shapes; how fast a layer could be at best, if its six matrix products were all; and the same layer with other
+numbers of rows at once; benchmarks/results/pattention.json.
 """
 
 import math
@@ -12,15 +13,18 @@ from collections.abc import Callable
 
 import torch
 from memory import kept_for_backward
+from products import one_after_the_other, with_gradients
 from suite import FORM, Figure, Options, figure, run
 from timing import in_turns
 from torch import Tensor
 from torch.nn import functional as F
 
 from tokenformer import Pattention
+from tokenformer.pattention import fused
 
 SHAPES = [(4096, 256, 256), (4096, 256, 1024), (4096, 768, 768), (4096, 768, 3072)]  # rows, width, tokens
 QUICK_SHAPES = [(64, 16, 32)]
+ROWS_AT_ONCE = [256, 512, 1024, 2048, 4096]
 
 
 def authors_formula(x: Tensor, key_tokens: Tensor, value_tokens: Tensor) -> Tensor:
@@ -73,7 +77,9 @@ def measure(options: Options) -> list[Figure]:
         for output in outputs.values():
             torch.testing.assert_close(output, outputs["authors"], rtol=1e-3, atol=1e-4)
         kept = {name: kept_for_backward(call, [x, *layer.parameters()]) for name, call in forms(layer, x).items()}
-        times = in_turns(steps(layer, x), options.repeats)
+        products = with_gradients(x.detach(), layer.key_tokens.detach().T)
+        products += with_gradients(torch.randn(rows, tokens), layer.value_tokens.detach())
+        times = in_turns(steps(layer, x) | {"products": one_after_the_other(products)}, options.repeats)
         shape = {"rows": rows, "width": width, "tokens": tokens}
         at = f"rows {rows}, d {width}, n {tokens}"
         speed = {"shape": shape, "median_seconds": times.medians}
@@ -90,6 +96,11 @@ def measure(options: Options) -> list[Figure]:
                 **speed,
             ),
             figure(
+                f"Pattention's matrix products alone against the authors' formula, {at}: times as fast",
+                times.speedup("products", over="authors"),
+                **speed,
+            ),
+            figure(
                 f"Pattention against the authors' formula, {at}: share of memory kept for backward",
                 kept["automatic"] / kept["authors"],
                 at_most=0.25,
@@ -99,7 +110,27 @@ def measure(options: Options) -> list[Figure]:
                 kept_arrays_of_scores={name: bytes_ / (4 * rows * tokens) for name, bytes_ in kept.items()},
             ),
         ]
+        figures += other_parts(layer, x, at, options.repeats)
     return figures
+
+
+def other_parts(layer: Pattention, x: Tensor, at: str, repeats: int) -> list[Figure]:
+    """The layer with other numbers of rows at once, against all of them at once."""
+    step, chosen = steps(layer, x)["automatic"], fused.ROWS_AT_ONCE
+
+    def with_parts(rows: int) -> None:
+        fused.ROWS_AT_ONCE = rows
+        step()
+
+    try:
+        times = in_turns({str(rows): lambda rows=rows: with_parts(rows) for rows in ROWS_AT_ONCE}, repeats)
+    finally:
+        fused.ROWS_AT_ONCE = chosen
+    whole = str(ROWS_AT_ONCE[-1])
+    return [
+        figure(f"Pattention, {at}, {rows} rows at once against {whole}: times as fast", times.speedup(rows, over=whole))
+        for rows in map(str, ROWS_AT_ONCE[:-1])
+    ]
 
 
 if __name__ == "__main__":
