@@ -18,8 +18,9 @@ from torch import Tensor
 from tokenformer import Pattention
 
 WIDTH, ROWS, TOKENS = 256, 4096, 1024
-SWEEP_TOKENS = [512, 1024, 1536, 2048, 3072, 4096]
-SWEEP_ROWS = [1024, 2048, 4096, 6144, 8192, 12288]
+# From where the layer's own arrays outweigh what it holds of a part of the rows at a time.
+SWEEP_TOKENS = [1024, 1536, 2048, 3072, 4096, 6144]
+SWEEP_ROWS = [4096, 6144, 8192, 10240, 12288, 16384]
 QUICK_SWEEP = [256, 512, 768, 1024, 1280]
 
 

@@ -87,7 +87,7 @@ def backward(
     for some in _parts(x, key_tokens):
         rows, row_grad = x[some], grad[some]
         inverse_rms, scale, free = stats[some].split(1, dim=1)
-        divisor = scale if _size(rows, key_tokens) > LARGEST_UNSCALED else None
+        divisor = scale if _always_scales(x, key_tokens) or scale.max().item() != 1 else None
         scores = _weigh(rows, key_tokens, tau, kind).kept if kept is None else kept[some]
         # [rows, n]
         weights = _weights_again(scores, inverse_rms, divisor, kind) if needs[2] or kind == "gelu_l2" else None
@@ -100,13 +100,13 @@ def backward(
         _to_scores_(grad_scores, scores, weights, inverse_rms, divisor, free, tau, kind)
         if grad_keys is not None:
             grad_keys[frozen:].addmm_(grad_scores[:, frozen:].mT, _divided(rows, divisor, key_tokens.dtype))
-        if grad_x is not None:
-            grad_rows = grad_scores @ key_tokens
-            if divisor is not None:
-                # Saturates instead of overflowing: at a tiny row the true gradient can pass fp16's range.
-                largest = torch.finfo(x.dtype).max
-                grad_rows = (grad_rows.to(divisor.dtype) / divisor).clamp_(-largest, largest)
-            grad_x[some] = grad_rows
+        if grad_x is not None and divisor is None and x.dtype == key_tokens.dtype:
+            torch.mm(grad_scores, key_tokens, out=grad_x[some])
+        elif grad_x is not None:
+            grad_rows = (grad_scores @ key_tokens).to(stats.dtype)
+            # Saturates instead of overflowing: at a tiny row the true gradient can pass fp16's range.
+            largest = torch.finfo(x.dtype).max
+            grad_x[some] = grad_rows.div_(scale).clamp_(-largest, largest)
     return grad_x, grad_keys, grad_values
 
 
@@ -156,7 +156,7 @@ def _weigh(x: Tensor, key_tokens: Tensor, tau: Tensor, kind: str, kept: Tensor |
 
 def _size(x: Tensor, key_tokens: Tensor) -> float:
     """At least the largest entry of all rows; infinite where rows are scaled whatever they hold."""
-    if key_tokens.dtype == torch.float16 or x.device.type != "cpu":
+    if _always_scales(x, key_tokens):
         return math.inf
     return torch.linalg.vector_norm(x, dtype=wide(x.dtype)).item()
 
@@ -198,6 +198,10 @@ def _to_scores_(
     if kind == "gelu_l2":
         true_scores = _true_scores(kept, divisor)
         grad.copy_(torch.ops.aten.gelu_backward(grad.to(true_scores.dtype), true_scores))
+
+
+def _always_scales(x: Tensor, key_tokens: Tensor) -> bool:
+    return key_tokens.dtype == torch.float16 or x.device.type != "cpu"
 
 
 def _divided(x: Tensor, divisor: Tensor | None, dtype: torch.dtype) -> Tensor:
