@@ -25,6 +25,7 @@ SCRIPTS = (
     "linear_memory",
     "new_tokens",
     "joint_scores",
+    "where_time_goes",
 )
 
 

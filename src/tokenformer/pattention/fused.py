@@ -14,8 +14,8 @@ tokens' dtype, or none, and then it is computed again:
 Beside it `stats` [rows, 3] holds three numbers a row in fp32 or wider: 1 / rms, the scale the row was divided by, and
 whether the gradient passes through the norm: 1, or 0 where the smallest rms was put in its place.
 
-Rows are taken ROWS_AT_ONCE on a CPU: the passes between the products then find their array in the cache, and the
-next rows find the memory of the last. Rows are scaled as the specification says only where that can matter: always in
+Rows are taken ROWS_AT_ONCE on a CPU: the arrays that pass between the products stay small, and the next rows find the
+memory of the last. Rows are scaled as the specification says only where that can matter: always in
 fp16 and away from the CPU (to ask would stop a GPU), otherwise if they are larger than LARGEST_UNSCALED. On the CPU a
 row's own smallest rms is worked out only if some row comes near it: decoding one token at a time, these small
 operations would weigh as much as the rest.
@@ -34,8 +34,8 @@ from .functional import LARGEST_ENTRY, SMALLEST_EXPONENT, SMALLEST_RMS, row_scal
 # The squares of the scores of smaller rows, all taken as one vector, stay far within fp32's and bf16's range.
 LARGEST_UNSCALED = 2.0**35
 
-# Fewer make the products slower, more the passes between them: see docs/performance.md.
-ROWS_AT_ONCE = 1024
+# Fewer make the products slower, more take memory and gain nothing: see docs/performance.md.
+ROWS_AT_ONCE = 2048
 
 
 def attend(x: Tensor, key_tokens: Tensor, value_tokens: Tensor, tau: Tensor, kind: str) -> Tensor:
