@@ -116,16 +116,16 @@ def measure(options: Options) -> list[Figure]:
 
 def other_parts(layer: Pattention, x: Tensor, at: str, repeats: int) -> list[Figure]:
     """The layer with other numbers of rows at once, against all of them at once."""
-    step, chosen = steps(layer, x)["automatic"], fused.ROWS_AT_ONCE
+    step, chosen = steps(layer, x)["automatic"], fused.NUMBERS_AT_ONCE
 
     def with_parts(rows: int) -> None:
-        fused.ROWS_AT_ONCE = rows
+        fused.NUMBERS_AT_ONCE = rows * layer.num_tokens
         step()
 
     try:
         times = in_turns({str(rows): lambda rows=rows: with_parts(rows) for rows in ROWS_AT_ONCE}, repeats)
     finally:
-        fused.ROWS_AT_ONCE = chosen
+        fused.NUMBERS_AT_ONCE = chosen
     whole = str(ROWS_AT_ONCE[-1])
     return [
         figure(f"Pattention, {at}, {rows} rows at once against {whole}: times as fast", times.speedup(rows, over=whole))

@@ -113,7 +113,8 @@ def test_keys_that_score_nothing_pass_no_gradient_through_the_norm(kind):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("frozen", [0, 3])
 def test_many_rows_are_taken_in_parts(kind, recompute, frozen, monkeypatch):
-    monkeypatch.setattr(fused, "ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(fused, "NUMBERS_AT_ONCE", 1)
+    monkeypatch.setattr(fused, "FEWEST_ROWS", 4)
     inputs, grad = leaves((11,), 6, 5, 7, torch.float64), torch.randn(11, 5, dtype=torch.float64)
     inputs[0].data[5] *= 1e60  # its part is scaled, the others are not
     inputs[0].data[9] *= 1e-9

@@ -14,11 +14,11 @@ tokens' dtype, or none, and then it is computed again:
 Beside it `stats` [rows, 3] holds three numbers a row in fp32 or wider: 1 / rms, the scale the row was divided by, and
 whether the gradient passes through the norm: 1, or 0 where the smallest rms was put in its place.
 
-Rows are taken ROWS_AT_ONCE on a CPU: the arrays that pass between the products stay small, and the next rows find the
-memory of the last. Rows are scaled as the specification says only where that can matter: always in
-fp16 and away from the CPU (to ask would stop a GPU), otherwise if they are larger than LARGEST_UNSCALED. On the CPU a
-row's own smallest rms is worked out only if some row comes near it: decoding one token at a time, these small
-operations would weigh as much as the rest.
+On a CPU so many rows are taken at a time that their scores are NUMBERS_AT_ONCE: the arrays that pass between the
+products stay in its last cache, and the next rows find the memory of the last. Rows are scaled as the specification
+says only where that can matter: always in fp16 and away from the CPU (to ask would stop a GPU), otherwise if they are
+larger than LARGEST_UNSCALED. On the CPU a row's own smallest rms is worked out only if some row comes near it: decoding
+one token at a time, these small operations would weigh as much as the rest.
 """
 
 import math
@@ -34,13 +34,14 @@ from .functional import LARGEST_ENTRY, SMALLEST_EXPONENT, SMALLEST_RMS, row_scal
 # The squares of the scores of smaller rows, all taken as one vector, stay far within fp32's and bf16's range.
 LARGEST_UNSCALED = 2.0**35
 
-# Fewer make the products slower, more take memory and gain nothing: see docs/performance.md.
-ROWS_AT_ONCE = 2048
+# 16 MB in fp32. Fewer make the products slower, more leave the cache: see docs/performance.md.
+NUMBERS_AT_ONCE = 2**22
+FEWEST_ROWS = 256
 
 
 def attend(x: Tensor, key_tokens: Tensor, value_tokens: Tensor, tau: Tensor, kind: str) -> Tensor:
     """The output [rows, d_out] alone; nothing is kept."""
-    if x.shape[0] <= ROWS_AT_ONCE:
+    if x.shape[0] <= FEWEST_ROWS:
         return _weigh(x, key_tokens, tau, kind).weights.to(value_tokens.dtype) @ value_tokens
     out = value_tokens.new_empty(x.shape[0], value_tokens.shape[1])
     for some in _parts(x, key_tokens):
@@ -112,7 +113,9 @@ def backward(
 
 def _parts(x: Tensor, key_tokens: Tensor) -> Iterator[slice]:
     """Slices of rows. In half precision all at once: gradients of tokens would be rounded from part to part."""
-    step = ROWS_AT_ONCE if x.device.type == "cpu" and key_tokens.dtype.itemsize >= 4 else max(1, x.shape[0])
+    step = max(1, x.shape[0])
+    if x.device.type == "cpu" and key_tokens.dtype.itemsize >= 4:
+        step = max(FEWEST_ROWS, NUMBERS_AT_ONCE // key_tokens.shape[0])
     for start in range(0, x.shape[0], step):
         yield slice(start, start + step)
 
