@@ -11,6 +11,7 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 import pytest
 import torch
 from hypothesis import settings
+from hypothesis import strategies as st
 from transformers.utils import logging
 
 from tokenformer import TokenFormerConfig, TokenFormerForCausalLM
@@ -19,6 +20,14 @@ logging.disable_progress_bar()
 # The machine decides how long an example takes, so no deadline; derandomised, so that a failure comes back.
 settings.register_profile("house", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("house")
+
+# What a Pattention may be asked for, small and odd: rows [*shape, d_in], n tokens.
+ODD_SHAPES = {
+    "shape": st.lists(st.integers(1, 5), min_size=0, max_size=3),
+    "d_in": st.integers(1, 33),
+    "d_out": st.integers(1, 17),
+    "n": st.integers(1, 40),
+}
 
 
 @pytest.fixture(autouse=True)

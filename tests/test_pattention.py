@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import relative_error
+from conftest import ODD_SHAPES, relative_error
 from tokenformer import KINDS, pattention
 from tokenformer.pattention.functional import (
     default_tau,
@@ -44,10 +44,7 @@ def tokens(d_in, d_out, n, dtype=torch.float64, std=0.5):
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(
-    shape=st.lists(st.integers(1, 5), min_size=0, max_size=3),
-    d_in=st.integers(1, 33),
-    d_out=st.integers(1, 17),
-    n=st.integers(1, 40),
+    **ODD_SHAPES,
     dtype=st.sampled_from(DTYPES),
     tau=st.sampled_from([None, 0.3, 7.0]),
     seed=st.integers(0, 2**16),

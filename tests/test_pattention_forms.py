@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from conftest import make_tiny, relative_error
+from conftest import ODD_SHAPES, make_tiny, relative_error
 from tokenformer import KINDS, BadRequestError, Pattention, TokenFormerConfig, pattention
 from tokenformer.pattention import fused
 from tokenformer.pattention.functional import default_tau, reference
@@ -39,10 +39,7 @@ def _no_forced_form(monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(
-    shape=st.lists(st.integers(1, 5), min_size=0, max_size=3),
-    d_in=st.integers(1, 33),
-    d_out=st.integers(1, 17),
-    n=st.integers(1, 40),
+    **ODD_SHAPES,
     dtype=st.sampled_from(list(TOLERANCE)),
     size=st.sampled_from([1e-4, 1.0, 40.0]),
     recompute=st.booleans(),
@@ -238,6 +235,27 @@ def test_autocast_casts_as_for_plain_products(kind, dtype):
     for given_, expected in zip(given, plain, strict=True):
         assert given_.dtype == expected.dtype
         assert relative_error(given_, expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_backward_pass_within_autocast_keeps_the_dtype_of_its_forward_pass(kind, recompute, dtype):
+    inputs, grad = leaves((6,), 16, 8, 24, dtype), torch.randn(6, 8)
+    expected = run(pattention, inputs, grad, 4.0, kind, recompute=recompute)
+    out = pattention(*inputs, 4.0, kind, recompute=recompute)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        gradients = torch.autograd.grad(out, inputs, grad.to(dtype))
+    for given_, plain in zip(gradients, expected[1:], strict=True):
+        assert torch.equal(given_, plain)
+
+
+def test_autocast_leaves_fp64_alone():
+    inputs = leaves((6,), 16, 8, 24, torch.float64)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = pattention(*inputs, 4.0)
+        assert out.dtype == pattention(*inputs, 4.0, form="reference").dtype == torch.float64
+    assert torch.equal(out, pattention(*inputs, 4.0))
 
 
 def test_per_sample_gradients_by_torch_func():

@@ -43,11 +43,7 @@ def attend(x: Tensor, key_tokens: Tensor, value_tokens: Tensor, tau: Tensor, kin
     """The output [rows, d_out] alone; nothing is kept."""
     if x.shape[0] <= FEWEST_ROWS:
         return _weigh(x, key_tokens, tau, kind).weights.to(value_tokens.dtype) @ value_tokens
-    out = value_tokens.new_empty(x.shape[0], value_tokens.shape[1])
-    for some in _parts(x, key_tokens):
-        weights = _weigh(x[some], key_tokens, tau, kind).weights
-        torch.mm(weights.to(value_tokens.dtype), value_tokens, out=out[some])
-    return out
+    return forward(x, key_tokens, value_tokens, tau, kind, keep=False)[0]
 
 
 def forward(
@@ -89,9 +85,14 @@ def backward(
         rows, row_grad = x[some], grad[some]
         inverse_rms, scale, free = stats[some].split(1, dim=1)
         divisor = scale if _always_scales(x, key_tokens) or scale.max().item() != 1 else None
-        scores = _weigh(rows, key_tokens, tau, kind).kept if kept is None else kept[some]
-        # [rows, n]
-        weights = _weights_again(scores, inverse_rms, divisor, kind) if needs[2] or kind == "gelu_l2" else None
+        weights: Tensor | None = None  # [rows, n]
+        if kept is None:
+            weighed = _weigh(rows, key_tokens, tau, kind)
+            scores, weights = weighed.kept, weighed.weights.to(key_tokens.dtype)
+        else:
+            scores = kept[some]
+            if needs[2] or kind == "gelu_l2":
+                weights = _weights_again(scores, inverse_rms, divisor, kind)
         if grad_values is not None:
             assert weights is not None
             grad_values[frozen:].addmm_(weights[:, frozen:].mT, row_grad)

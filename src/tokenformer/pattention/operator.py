@@ -102,7 +102,7 @@ def _can_be_fast(x: Tensor, key_tokens: Tensor, value_tokens: Tensor, tau: float
 
 
 def _keeps_nothing(x: Tensor, key_tokens: Tensor, value_tokens: Tensor) -> bool:
-    """In plain inference the operator's bookkeeping is left out: it would cost a small model a third of its time."""
+    """In plain inference the operator's bookkeeping is left out: one token at a time it is a good part of the work."""
     if torch.compiler.is_compiling() or _autocasts(x.device.type):
         return False
     wants_gradient = x.requires_grad or key_tokens.requires_grad or value_tokens.requires_grad
@@ -131,7 +131,7 @@ def _operator(
 
 @_operator.register_fake
 def _(
-    x: Tensor, key_tokens: Tensor, value_tokens: Tensor, tau: Tensor, kind: str, form: str, keep: bool, frozen: int
+    x: Tensor, key_tokens: Tensor, value_tokens: Tensor, tau: Tensor, kind: str, form: str, keep: bool, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows, n = x.shape[0], key_tokens.shape[0]
     out = value_tokens.new_empty(rows, value_tokens.shape[1])
@@ -165,20 +165,8 @@ def _backward_operator(
 
 
 @_backward_operator.register_fake
-def _(
-    grad: Tensor,
-    x: Tensor,
-    key_tokens: Tensor,
-    value_tokens: Tensor,
-    tau: Tensor,
-    kept: Tensor,
-    stats: Tensor,
-    kind: str,
-    form: str,
-    keep: bool,
-    frozen: int,
-    needs: Sequence[bool],
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(grad: Tensor, x: Tensor, key_tokens: Tensor, value_tokens: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    needs = rest[-1]
     grad_x, grad_keys, grad_values = (
         torch.empty_like(tensor, memory_format=torch.contiguous_format) if needed else x.new_empty(0)
         for tensor, needed in zip((x, key_tokens, value_tokens), needs, strict=True)
@@ -195,49 +183,51 @@ def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 
 
 def _backward(ctx: Any, grad: Tensor | None, *unused: None) -> tuple[Tensor | None, ...]:
-    x, key_tokens, value_tokens, tau, kept, stats = ctx.saved_tensors
-    kind, _, _, frozen = ctx.how
-    gradients: tuple[Tensor | None, ...] = (None, None, None)
     needs = ctx.needs_input_grad[:3]
+    gradients: Sequence[Tensor | None] = (None, None, None)
     if grad is not None and torch.is_grad_enabled():
         # Somebody wants the gradient's gradient: only the specification has one.
-        gradients = _differentiable_gradients(grad, x, key_tokens, value_tokens, tau, kind, frozen, needs)
+        gradients = _differentiable_gradients(ctx, grad, needs)
     elif grad is not None:
-        gradients = _backward_operator(grad, x, key_tokens, value_tokens, tau, kept, stats, *ctx.how, needs)
+        gradients = _backward_operator(grad, *ctx.saved_tensors, *ctx.how, needs)
     needed = (gradient if need else None for gradient, need in zip(gradients, needs, strict=True))
     return (*needed, None, None, None, None, None)
 
 
-def _differentiable_gradients(
-    grad: Tensor,
-    x: Tensor,
-    key_tokens: Tensor,
-    value_tokens: Tensor,
-    tau: Tensor,
-    kind: str,
-    frozen: int,
-    needs: Sequence[bool],
-) -> tuple[Tensor | None, ...]:
+def _differentiable_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
+    *inputs, tau, _, _ = ctx.saved_tensors
+    kind, _, _, frozen = ctx.how
+    x, key_tokens, value_tokens = inputs
     out = reference(x, _hold(key_tokens, frozen), _hold(value_tokens, frozen), tau, kind)
-    inputs = [tensor for tensor, need in zip((x, key_tokens, value_tokens), needs, strict=True) if need]
-    gradients = iter(torch.autograd.grad(out, inputs, grad, create_graph=True))
-    return tuple(next(gradients) if need else None for need in needs)
+    wanted = [tensor for tensor, need in zip(inputs, needs, strict=True) if need]
+    gradients = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
+    return [next(gradients) if need else None for need in needs]
 
 
 torch.library.register_autograd(_operator, _backward, setup_context=_keep_for_backward)
 
 
 def _register_autocast(device: str) -> None:
-    """Under autocast the tokens are cast; rows are cast by the operator itself, after they are scaled."""
+    """Under autocast the tokens are cast; rows are cast by the operator itself, after they are scaled.
+
+    Within both operators autocast is off: they choose the dtype of every product themselves.
+    """
     library = torch.library.Library("tokenformer", "FRAGMENT")
     key = f"Autocast{device.upper()}"
+    here = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
-    def cast(x: Tensor, key_tokens: Tensor, value_tokens: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-        dtype = torch.get_autocast_dtype(device)
-        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))):
+    def forward(x: Tensor, key_tokens: Tensor, value_tokens: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+        # As torch's own rule for products: fp64 stays what it is.
+        dtype = key_tokens.dtype if key_tokens.dtype == torch.float64 else torch.get_autocast_dtype(device)
+        with torch._C._ExcludeDispatchKeyGuard(here):
             return torch.ops.tokenformer.pattention(x, key_tokens.to(dtype), value_tokens.to(dtype), *rest)
 
-    library.impl("pattention", cast, key)
+    def backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        with torch._C._ExcludeDispatchKeyGuard(here):
+            return torch.ops.tokenformer.pattention_backward(*arguments)
+
+    library.impl("pattention", forward, key)
+    library.impl("pattention_backward", backward, key)
     _LIBRARIES.append(library)
 
 
