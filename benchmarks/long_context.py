@@ -11,12 +11,11 @@ import itertools
 import math
 
 from memory import fresh_peak_of, kept_for_backward
-from models import TrainingStep, equal_neox, neox_parameters, pair, prepare_training, shape_of, token_former
+from models import TrainingStep, pair, prepare_training, shape_of, token_former
 from suite import Figure, Options, figure, run
 from timing import in_turns
-from transformers import GPTNeoXConfig
 
-from tokenformer import TokenFormerConfig, cost
+from tokenformer import cost
 
 WIDTH, LAYERS, TOKENS = 256, 2, 1024  # the ratio is nearly that of one layer
 CONTEXTS = [512, 1024, 2048, 4096, 8192]
@@ -40,7 +39,8 @@ def measure(options: Options) -> list[Figure]:
         del models, steps
         ratio = times.speedup("tokenformer", over="gpt-neox")
         ratios.append(ratio.median)
-        ours, theirs = flops(config), flops(equal_neox(config))
+        peer = cost.equal_neox(config)
+        ours, theirs = (cost.training_flops_per_token(one, context) for one in (config, peer))
         at = f"n = 4d against GPT-NeoX, context {context}"
         targets = TARGETS.get(context, {})
         figures += [
@@ -51,18 +51,9 @@ def measure(options: Options) -> list[Figure]:
             ),
         ]
         if targets:
-            peak = [fresh_peak_of(prepare_training, one, batch, context)[1] for one in (config, equal_neox(config))]
+            peak = [fresh_peak_of(prepare_training, one, batch, context)[1] for one in (config, peer)]
             figures.append(figure(f"{at}: peak memory", peak[0] / peak[1], peak_bytes=peak, **details))
     return [*figures, crossing_figure(contexts, ratios)]
-
-
-def flops(config: TokenFormerConfig | GPTNeoXConfig) -> int:
-    """FLOPs of a training step for one token, by the conventions of tokenformer.cost."""
-    context = config.max_position_embeddings
-    if isinstance(config, TokenFormerConfig):
-        return cost.training_flops_per_token(config, context)
-    width, layers = config.hidden_size, config.num_hidden_layers
-    return 3 * (2 * neox_parameters(width, layers, config.vocab_size) + 4 * context * width * layers)
 
 
 def crossing_point(contexts: list[int], ratios: list[float]) -> float | None:

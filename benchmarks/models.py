@@ -5,16 +5,16 @@ attention kernel (sdpa) and tied embedding; the Transformer's FFN is four times 
 """
 
 import copy
-import math
 import statistics
 import time
 from collections.abc import Callable
 
 import torch
 from torch import nn
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedConfig
+from transformers import GPTNeoXForCausalLM, PreTrainedConfig
 
-from tokenformer import TokenFormerConfig, TokenFormerForCausalLM, cost
+from tokenformer import TokenFormerConfig, TokenFormerForCausalLM
+from tokenformer.cost import equal_neox
 
 HEAD = 64
 NO_END = {"bos_token_id": None, "eos_token_id": None}
@@ -32,46 +32,6 @@ def token_former(width: int, layers: int, tokens: int, context: int, vocabulary:
         out_tokens=tokens,
         ffn_tokens=4 * tokens,
         max_position_embeddings=context,
-        attn_implementation="sdpa",
-        **NO_END,
-    )
-
-
-def neox_parameters(width: int, layers: int, vocabulary: int) -> int:
-    """Matrices, biases and norms of a GPT-NeoX with a tied embedding."""
-    return vocabulary * width + layers * (12 * width**2 + 13 * width) + 2 * width
-
-
-def equal_neox(config: TokenFormerConfig) -> GPTNeoXConfig:
-    """The GPT-NeoX of the same depth and vocabulary whose parameters are as many, within 2 %.
-
-    Of the widths that fit, the one that suits the processor best (a multiple of 16, else of 8, …; then heads of a
-    multiple of 8, else of 4, …), then the one whose heads are nearest to 64. Rotary embedding needs an even number of
-    dimensions.
-    """
-    wanted, layers, vocabulary = cost.parameters(config).total, config.num_hidden_layers, config.vocab_size
-
-    def off(heads: int, head: int) -> float:
-        return abs(neox_parameters(heads * head, layers, vocabulary) / wanted - 1)
-
-    sizes = [head for head in range(HEAD - 16, HEAD + 17, 2) if head // 4 % 2 == 0]
-    fitting = [(heads, head) for head in sizes for heads in range(1, 65) if off(heads, head) <= 0.02]
-    assert fitting, f"no GPT-NeoX of {layers} layers has {wanted} parameters within 2 %"
-
-    def preference(shape: tuple[int, int]) -> tuple[float, ...]:
-        heads, head = shape
-        return -math.gcd(heads * head, 16), -math.gcd(head, 8), abs(head - HEAD), off(heads, head)
-
-    heads, head = min(fitting, key=preference)
-    return GPTNeoXConfig(
-        vocab_size=vocabulary,
-        hidden_size=heads * head,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        intermediate_size=4 * heads * head,
-        max_position_embeddings=config.max_position_embeddings,
-        rope_parameters=dict(config.rope_parameters),
-        tie_word_embeddings=config.tie_word_embeddings,
         attn_implementation="sdpa",
         **NO_END,
     )

@@ -8,11 +8,12 @@ for the backward pass; benchmarks/results/training_step.json. With a large vocab
 """
 
 from memory import fresh_peak_of, kept_for_backward, peak_of
-from models import NO_END, TrainingStep, equal_neox, pair, prepare_training, shape_of, token_former
+from models import NO_END, TrainingStep, pair, prepare_training, shape_of, token_former
 from suite import Figure, Options, figure, run
 from timing import in_turns
 
 from tokenformer import TokenFormerConfig
+from tokenformer.cost import equal_neox
 
 OURS, CHUNKED, THEIRS = "tokenformer", "tokenformer, chunked loss", "gpt-neox"
 LARGE_VOCABULARY = 10_000

@@ -18,6 +18,8 @@ from run_all import SCRIPTS
 from timing import Timings
 from training_step import shapes
 
+from tokenformer import cost
+
 BENCHMARKS = suite.ROOT / "benchmarks"
 WRITTEN = {
     "name",
@@ -99,10 +101,10 @@ def test_peak_memory_sees_what_was_freed_again():
 
 @pytest.mark.parametrize(("name", "config"), [shape[:2] for quick in (True, False) for shape in shapes(quick)])
 def test_the_transformer_has_as_many_parameters(name, config):
-    neox = models.equal_neox(config)
+    neox = cost.equal_neox(config)
     with torch.device("meta"):
         ours, theirs = models.count(models.build(config)), models.count(models.build(neox))
-    assert theirs == models.neox_parameters(neox.hidden_size, neox.num_hidden_layers, neox.vocab_size)
+    assert theirs == cost.parameters(neox).total
     assert theirs == pytest.approx(ours, rel=0.02)
     assert neox.num_hidden_layers == config.num_hidden_layers
     assert 48 <= neox.hidden_size // neox.num_attention_heads <= 80

@@ -7,6 +7,7 @@ import pytest
 from command import ended, run
 from conftest import make_tiny
 from tokenformer import PRESETS, TokenFormerConfig, cost, grow
+from tokenformer.cli.summary import short
 from tokenformer.growth.folder import taus
 from tokenformer.pattention import pattention_layers
 
@@ -16,8 +17,10 @@ def test_all_presets_in_a_table():
     assert (result.exit_code, result.stderr) == (0, "")
     rows = {line.split()[0]: line for line in result.stdout.splitlines() if line.strip()}
     assert PRESETS.keys() <= rows.keys()
-    numbers = "354M 316M 2140/2140/8560 1,024 746M 2.24G 37.7MB 6.97GB"
+    numbers = "354M 316M 2140/2140/8560 1,024 746M 2.24G 37.7MB 6.97GB 15 1.041"
     assert " ".join(rows["354m"].split()) == f"354m {numbers}"
+    assert rows["124m"].split()[-2:] == ["never", "0.999"]
+    assert "cheaper in FLOPs a token than a GPT-NeoX of as many parameters" in result.stdout
     assert "…" not in result.stdout
 
 
@@ -32,6 +35,9 @@ def test_json_has_the_numbers():
     assert found["124m"]["kv_cache_bytes"] == cost.kv_cache_bytes(config, 4096)
     assert found["124m"]["training_memory_bytes"]["total"] == cost.training_memory(config, 1, 4096).total
     assert "tau" not in found["124m"]
+    assert found["124m"]["crossing_length"] is None
+    assert found["tiny"]["crossing_length"] == cost.crossing_length(TokenFormerConfig.preset("tiny")) == 55
+    assert found["124m"]["equal_neox_flops_ratio"] == cost.flops_ratio(config, 4096)
 
 
 def test_a_folder_is_read_without_its_weights(tmp_path, tiny):
@@ -46,6 +52,29 @@ def test_a_folder_is_read_without_its_weights(tmp_path, tiny):
     steps = "split (seed 0): 64/64/256 -> 192/192/768; then zero (seed 0): 192/192/768 -> 192/192/1000"
     assert f"{tmp_path / 'grown'}: tau qkv 13.86, out 13.86, ffn 27.71; {steps}" in lines
     assert f"{tmp_path / 'fresh'}: tau qkv 8, out 8, ffn 16; trained at this size from the start" in lines
+
+
+def test_a_gpt_neox_stands_in_the_same_table(tmp_path):
+    peer = cost.equal_neox(TokenFormerConfig.preset("354m"))
+    peer.save_pretrained(tmp_path)
+    result = run("info", "354m", tmp_path)
+    assert (result.exit_code, result.stderr) == (0, "")
+    row = next(line for line in result.stdout.splitlines() if line.startswith(str(tmp_path))).split()
+    assert row[1:5] == [
+        short(cost.parameters(peer).total),
+        short(cost.parameters(peer).non_embedding),
+        "GPT-NeoX",
+        "1,024",
+    ]
+    assert row[5] == short(cost.forward_flops_per_token(peer, 1024))
+    assert row[-3:] == [short(cost.training_memory(peer, 1, 1024).total, "B"), "-", "-"]
+    assert f"{tmp_path}: tau" not in result.stdout
+    facts = json.loads(run("info", tmp_path, "--length", 300, "--json").stdout)[str(tmp_path)]
+    assert facts["model_type"] == "gpt_neox"
+    assert facts["parameters"]["total"] == cost.parameters(peer).total
+    assert facts["forward_flops_per_token"] == cost.forward_flops_per_token(peer, 300)
+    assert facts["training_memory_bytes"]["total"] == cost.training_memory(peer, 1, 300).total
+    assert not {"tokens", "crossing_length", "tau"} & facts.keys()
 
 
 @pytest.mark.parametrize("kind", ["l2_gelu", "softmax"])
@@ -69,3 +98,7 @@ def test_refusals(tmp_path):
     ended(run("info", "--length", 0), 2, "--length")
     (tmp_path / "config.json").write_text("{")
     ended(run("info", tmp_path), 1, "config.json cannot be read")
+    (tmp_path / "config.json").write_text('{"model_type": "gpt_neox", "hidden_size": "wide"}')
+    ended(run("info", tmp_path), 1, "config.json cannot be read", "hidden_size")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    ended(run("info", tmp_path), 2, "holds a llama model")

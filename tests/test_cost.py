@@ -4,19 +4,35 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig
 
 from conftest import make_tiny
-from tokenformer import KINDS, PRESETS, BadRequestError, TokenFormerConfig, TokenFormerForCausalLM, cost, grow
+from tokenformer import KINDS, PRESETS, BadRequestError, TokenFormerConfig, cost, grow
 from tokenformer.models.language import LOSS_CHUNK
 
 # Odd sizes: every dimension that could be mistaken for another has its own number.
 ODD = {"vocab_size": 71, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2}
 ODD |= {"qkv_tokens": 5, "out_tokens": 7, "ffn_tokens": 13}
+NEOX = {
+    "usual": {},
+    "tied": {"tie_word_embeddings": True},
+    "odd": {"vocab_size": 71, "hidden_size": 60, "num_hidden_layers": 3, "num_attention_heads": 5}
+    | {"intermediate_size": 97},
+    "odd, tied, no bias, one residual after the other": {"vocab_size": 83, "hidden_size": 33, "num_hidden_layers": 1}
+    | {"num_attention_heads": 1, "intermediate_size": 7, "tie_word_embeddings": True}
+    | {"attention_bias": False, "use_parallel_residual": False},
+}
 
 
-def on_meta(config, **options) -> TokenFormerForCausalLM:
+def neox(name="usual", **changes) -> GPTNeoXConfig:
+    usual = {"vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    usual |= {"intermediate_size": 256, "max_position_embeddings": 512, "bos_token_id": None, "eos_token_id": None}
+    return GPTNeoXConfig(**{**usual, **NEOX[name], **changes})
+
+
+def on_meta(config, **options):
     with torch.device("meta"):
-        return TokenFormerForCausalLM._from_config(config, **options)
+        return AutoModelForCausalLM.from_config(config, **options)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -44,6 +60,27 @@ def test_parameters_by_role(changes):
     assert counted.non_embedding == counted.total - total("embed_tokens", "lm_head")
 
 
+@pytest.mark.parametrize("name", NEOX)
+def test_parameters_of_a_gpt_neox(name):
+    model, counted = on_meta(neox(name)), cost.parameters(neox(name))
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+
+    def total(part):
+        return sum(size for name, size in sizes.items() if part in name)
+
+    assert counted.qkv == total(".query_key_value.")
+    assert counted.out == total(".attention.dense.")
+    assert counted.ffn == total(".mlp.")
+    assert counted.norm == total("norm.")
+    assert counted.embedding == total("embed_in")
+    assert counted.head == total("lm_head")
+    assert counted.total == sum(sizes.values()) == model.num_parameters()
+
+
+def test_parameters_of_the_largest_gpt_neox():
+    assert cost.parameters(GPTNeoXConfig()).total == on_meta(GPTNeoXConfig()).num_parameters()
+
+
 def counted_flops(model, length, training):
     """FLOPs a token by torch's counter. It knows no fused attention of the CPU's, so sdpa takes its plain form."""
     ids = torch.zeros(2, length, dtype=torch.long, device=model.device)
@@ -63,6 +100,29 @@ def test_flops_are_those_that_torch_counts(changes, length, attention):
     forward, training = cost.forward_flops_per_token(config, length), cost.training_flops_per_token(config, length)
     assert forward == pytest.approx(counted_flops(model, length, training=False), rel=0.01)
     assert training == pytest.approx(counted_flops(model, length, training=True), rel=0.01)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("length", [3, 301])
+@pytest.mark.parametrize("name", NEOX)
+def test_flops_of_a_gpt_neox(name, length, attention):
+    config = neox(name)
+    model = on_meta(config, attn_implementation=attention)
+    forward, training = cost.forward_flops_per_token(config, length), cost.training_flops_per_token(config, length)
+    assert forward == pytest.approx(counted_flops(model, length, training=False), rel=0.01)
+    assert training == pytest.approx(counted_flops(model, length, training=True), rel=0.01)
+
+
+@pytest.mark.parametrize("config", [TokenFormerConfig.preset("tiny"), neox()], ids=["tokenformer", "gpt_neox"])
+def test_torch_counts_nothing_for_the_fused_attention_of_a_cpu(config):
+    """Which is why `counted_flops` asks for the plain one. When this fails, torch has learnt it and may be let."""
+    model, ids = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa"), torch.zeros(2, 40).long()
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        model(ids)
+    assert counter.get_total_flops() / ids.numel() == cost.forward_flops_per_token(config, 0)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model(ids)
+    assert counter.get_total_flops() / ids.numel() == cost.forward_flops_per_token(config, 40)
 
 
 def test_flops_of_a_computed_and_of_a_large_model():
@@ -87,13 +147,15 @@ def test_growth_costs_parameters_and_flops_but_no_cache():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_kv_cache_is_what_generation_keeps(tiny, dtype):
-    cache = tiny.to(dtype)(torch.zeros(3, 17, dtype=torch.long), use_cache=True).past_key_values
+@pytest.mark.parametrize("config", [TokenFormerConfig.preset("tiny"), neox()], ids=["tokenformer", "gpt_neox"])
+def test_kv_cache_is_what_generation_keeps(config, dtype):
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    cache = model(torch.zeros(3, 17, dtype=torch.long), use_cache=True).past_key_values
     held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-    assert cost.kv_cache_bytes(tiny.config, 17, batch=3, bytes_per_number=dtype.itemsize) == held
+    assert cost.kv_cache_bytes(config, 17, batch=3, bytes_per_number=dtype.itemsize) == held
 
 
-def kept_by_autograd(model, batch, length) -> int:
+def kept_by_autograd(model, batch, length, loss=True) -> int:
     """Bytes of the tensors that a forward pass keeps for backward, each once, the model's own left out."""
     own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     kept = {}
@@ -106,8 +168,8 @@ def kept_by_autograd(model, batch, length) -> int:
 
     ids = torch.randint(model.config.vocab_size, (batch, length))
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss = model.train()(ids, labels=ids, use_cache=False).loss
-    assert loss.requires_grad
+        out = model.train()(ids, labels=ids if loss else None, use_cache=False)
+    assert (out.loss if loss else out.logits).requires_grad
     return sum(storage.nbytes() for storage in kept.values())
 
 
@@ -119,17 +181,39 @@ def test_activations_are_what_autograd_keeps(kind, dtype):
     assert estimate.activations == pytest.approx(kept_by_autograd(model, 3, 90), rel=0.02)
 
 
-def test_checkpointing_keeps_the_input_of_every_block():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("changes", [{}, {"use_parallel_residual": False}, {"intermediate_size": 91}])
+def test_activations_of_a_gpt_neox_are_what_autograd_keeps(changes, dtype):
+    config = neox(hidden_size=96, num_hidden_layers=4, attn_implementation="sdpa", **changes)
+    model = AutoModelForCausalLM.from_config(config).to(dtype)
+    kept = kept_by_autograd(model, 3, 90, loss=False)
+    estimate = cost.training_memory(config, 3, 90, dtype.itemsize)
+    assert estimate.activations == 3 * 90 * cost.activation_bytes_per_token(config, dtype.itemsize)
+    assert estimate.activations == pytest.approx(kept, rel=0.02)
+    # The loss of transformers keeps log-probabilities in fp32. The logits and a gradient come on top: three arrays.
+    log_probabilities = kept_by_autograd(model, 3, 90) - kept
+    assert log_probabilities == pytest.approx(3 * 90 * config.vocab_size * 4, rel=0.02)
+    if dtype == torch.float32:
+        assert estimate.logits == pytest.approx(3 * log_probabilities, rel=0.02)
+
+
+@pytest.mark.parametrize("kind", ["tokenformer", "gpt_neox"])
+def test_checkpointing_keeps_the_input_of_every_block(kind):
+    def config_of(layers):
+        if kind == "gpt_neox":
+            return neox(num_hidden_layers=layers)
+        return TokenFormerConfig.preset("tiny", chunked_loss=True, num_hidden_layers=layers)
+
     kept, estimated = [], []
     for layers in (2, 6):
-        model = make_tiny(chunked_loss=True, num_hidden_layers=layers)
+        model = AutoModelForCausalLM.from_config(config_of(layers))
         model.gradient_checkpointing_enable()
-        kept.append(kept_by_autograd(model, 2, 64))
+        kept.append(kept_by_autograd(model, 2, 64, loss=kind == "tokenformer"))
         estimated.append(cost.training_memory(model.config, 2, 64, gradient_checkpointing=True).activations)
     assert estimated[1] - estimated[0] == kept[1] - kept[0] == 4 * 2 * 64 * model.config.hidden_size * 4
     # One block at a time is computed again, and then kept whole.
-    whole = [cost.training_memory(TokenFormerConfig.preset("tiny", num_hidden_layers=n), 2, 64) for n in (2, 3)]
-    assert estimated[0] - kept[0] == pytest.approx(whole[1].activations - whole[0].activations, rel=0.1)
+    whole = [cost.training_memory(config_of(layers), 2, 64).activations for layers in (2, 3)]
+    assert estimated[0] - kept[0] == pytest.approx(whole[1] - whole[0], rel=0.1)
 
 
 def test_training_memory_by_part():
@@ -144,3 +228,23 @@ def test_training_memory_by_part():
     assert whole.activations == adam.activations
     with pytest.raises(BadRequestError, match="did you mean 'adamw'"):
         cost.training_memory(config, 2, 1024, optimizer="adam")
+
+
+def test_a_gpt_neox_holds_all_logits_unless_told_otherwise():
+    default, chunked, whole = (cost.training_memory(neox(), 4, 500, chunked_loss=on) for on in (None, True, False))
+    assert default == whole
+    assert whole.logits == chunked.logits * 2000 // LOSS_CHUNK
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        cost.parameters,
+        lambda config: cost.training_flops_per_token(config, 10),
+        lambda config: cost.kv_cache_bytes(config, 10),
+        cost.activation_bytes_per_token,
+    ],
+)
+def test_other_models_are_refused(ask):
+    with pytest.raises(BadRequestError, match="cost of a llama is not known; give a TokenFormerConfig or a GPTNeoX"):
+        ask(LlamaConfig())

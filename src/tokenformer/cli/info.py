@@ -8,14 +8,16 @@ import typer
 from .summary import quiet_libraries, short, show_table
 
 if TYPE_CHECKING:
-    from ..models import TokenFormerConfig
+    from ..cost import Config
 
 commands = typer.Typer()
 
 NOTE = (
     "params, non-emb: parameters, in all and without the embedding. tokens: query, key, value / output / feed-forward. "
     "forward, training: FLOPs a token; a multiply-add is two. cache: keys and values of one sequence in 2 bytes a "
-    "number. memory: an estimate for training on one sequence in fp32 with AdamW and chunked loss."
+    "number. memory: an estimate for training on one sequence in fp32 with AdamW and, for TokenFormers, chunked loss. "
+    "crossing: cheaper in FLOPs a token than a GPT-NeoX of as many parameters and layers from so many tokens on. "
+    "vs NeoX: that one's FLOPs at this length over this model's."
 )
 
 
@@ -32,7 +34,7 @@ def info_command(
 ) -> None:
     """Parameters, FLOPs, KV cache and training memory of presets and model folders.
 
-    Of a folder only config.json is read. Its tau and how it grew are shown too.
+    Of a folder only config.json is read; it may hold a GPT-NeoX. Of a TokenFormer, tau and how it grew are shown too.
     """
     import json
 
@@ -44,6 +46,7 @@ def info_command(
         typer.echo(json.dumps(found, indent=2))
         return
     columns = ["", "params", "non-emb", "tokens", "length", "forward", "training", "cache", "memory"]
+    columns += ["crossing", "vs NeoX"]
     show_table(columns, [_row(name, facts) for name, facts in found.items()], NOTE)
     for name, facts in found.items():
         if "tau" in facts:
@@ -57,26 +60,32 @@ def _describe(name: str, length: int | None) -> dict[str, Any]:
 
     from .. import cost
     from ..growth.folder import taus
+    from ..models import TokenFormerConfig
     from ..models.folder import growth_steps
 
     config, saved = _config(name)
     length = length or config.max_position_embeddings
     counts, memory = cost.parameters(config), cost.training_memory(config, 1, length)
     facts = {
+        "model_type": config.model_type,
         "parameters": {"total": counts.total, "non_embedding": counts.non_embedding, **asdict(counts)},
-        "tokens": config.num_tokens,
         "length": length,
         "forward_flops_per_token": cost.forward_flops_per_token(config, length),
         "training_flops_per_token": cost.training_flops_per_token(config, length),
         "kv_cache_bytes": cost.kv_cache_bytes(config, length),
         "training_memory_bytes": {"total": memory.total, **asdict(memory)},
     }
-    if saved:
-        facts |= {"tau": taus(config), "growth": growth_steps(config)}
+    if isinstance(config, TokenFormerConfig):
+        facts["tokens"] = config.num_tokens
+        # null: from no length on; 0: at every length.
+        facts["crossing_length"] = cost.crossing_length(config)
+        facts["equal_neox_flops_ratio"] = cost.flops_ratio(config, length)
+        if saved:
+            facts |= {"tau": taus(config), "growth": growth_steps(config)}
     return facts
 
 
-def _config(name: str) -> tuple["TokenFormerConfig", bool]:
+def _config(name: str) -> tuple["Config", bool]:
     """The configuration a name stands for, and whether it is a folder's. A preset goes before a folder of its name."""
     from ..errors import BadRequestError, did_you_mean
     from ..models import PRESETS, TokenFormerConfig
@@ -84,20 +93,44 @@ def _config(name: str) -> tuple["TokenFormerConfig", bool]:
 
     if name in PRESETS:
         return TokenFormerConfig.preset(name), False
-    if not Path(name).exists():
+    folder = Path(name)
+    if not folder.exists():
         raise BadRequestError(f"{name} is neither a preset nor a folder; {did_you_mean(name, PRESETS)}")
-    return read_config(name), True
+    return _neox_config(folder) or read_config(folder), True
+
+
+def _neox_config(folder: Path) -> "Config | None":
+    """The configuration of a GPT-NeoX; None of anything else, also of what cannot be read."""
+    import json
+
+    from transformers import GPTNeoXConfig
+
+    from ..errors import BadFileError, one_line
+
+    try:
+        if json.loads((folder / "config.json").read_text())["model_type"] != "gpt_neox":
+            return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    try:
+        return GPTNeoXConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # a value of the wrong type, a shape that cannot be
+        raise BadFileError(f"{folder / 'config.json'} cannot be read: {one_line(error)}") from error
 
 
 def _row(name: str, facts: dict[str, Any]) -> list[str]:
-    return [
+    row = [
         name,
         short(facts["parameters"]["total"]),
         short(facts["parameters"]["non_embedding"]),
-        "/".join(str(count) for count in facts["tokens"].values()),
+        "/".join(str(count) for count in facts["tokens"].values()) if "tokens" in facts else "GPT-NeoX",
         f"{facts['length']:,}",
         short(facts["forward_flops_per_token"]),
         short(facts["training_flops_per_token"]),
         short(facts["kv_cache_bytes"], "B"),
         short(facts["training_memory_bytes"]["total"], "B"),
     ]
+    if "crossing_length" not in facts:
+        return [*row, "-", "-"]
+    crossing = {None: "never", 0: "always"}.get(facts["crossing_length"]) or f"{facts['crossing_length']:,}"
+    return [*row, crossing, f"{facts['equal_neox_flops_ratio']:.3f}"]

@@ -1,0 +1,42 @@
+"""What a language model costs: parameters, FLOPs, cache and memory, worked out from its configuration alone.
+
+Enters: the configuration of a TokenFormer or of a GPT-NeoX and, where it matters, the length of the sequences. Leaves:
+plain numbers, or the configuration of a GPT-NeoX of as many parameters; no model is built.
+
+    tokenformer info 124m models/mine --length 4096
+
+Conventions. A multiply-add is 2 FLOPs, and only matrix products are counted, as FlopCounterMode of
+torch.utils.flop_counter does. Causal attention counts in full, future positions included: 4 · length · width a layer
+and token, as in the paper. A Pattention of n tokens has 2 · n · width parameters and takes 4 · n · width FLOPs a token.
+Memory is in bytes. docs/cost.md has the formulas.
+"""
+
+from .counts import (
+    Config,
+    Parameters,
+    forward_flops_per_token,
+    kv_cache_bytes,
+    parameters,
+    training_flops_per_token,
+)
+from .memory import OPTIMIZER_STATES, ROW_STATS, TrainingMemory, activation_bytes_per_token, training_memory
+from .peer import crossing_length, equal_neox, flops_ratio, neox_parameters, neox_width
+
+__all__ = [
+    "OPTIMIZER_STATES",
+    "ROW_STATS",
+    "Config",
+    "Parameters",
+    "TrainingMemory",
+    "activation_bytes_per_token",
+    "crossing_length",
+    "equal_neox",
+    "flops_ratio",
+    "forward_flops_per_token",
+    "kv_cache_bytes",
+    "neox_parameters",
+    "neox_width",
+    "parameters",
+    "training_flops_per_token",
+    "training_memory",
+]
