@@ -8,7 +8,7 @@ BIN := .venv/bin
 HF_VERSION = $(shell $(BIN)/python -c "import importlib.metadata as m; print(m.version('transformers'))")
 HF_SUITE = .cache/hf/transformers-$(HF_VERSION)
 
-.PHONY: demo test test-hf bench lint types format help clean
+.PHONY: demo test test-hf bench experiment lint types format help clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -39,6 +39,9 @@ test-hf: .venv/installed ## transformers' own model tests over ours (about 3 min
 
 bench: .venv/installed ## speed and memory against their targets (under 30 minutes on 2 cores)
 	$(BIN)/python benchmarks/run_all.py
+
+experiment: .venv/installed ## make an experiment again: make experiment NAME=progressive_scaling (hours; resumes)
+	$(BIN)/python experiments/run.py $(NAME)
 
 lint: .venv/installed ## ruff: lint and format
 	$(BIN)/ruff check .

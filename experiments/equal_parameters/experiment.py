@@ -1,0 +1,100 @@
+"""TokenFormer against a Transformer with as many parameters, trained on the same bytes in the same order.
+
+    make experiment NAME=equal_parameters
+
+Both kinds try the same rates at every size; the best is then repeated with other seeds where a run is short. `TRIALS`
+are changes of TokenFormer's defaults, tried at the smallest size.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lab.figures import OURS, THEIRS, draw, legend
+from lab.results import best, final, parameters, spread, write_results
+from lab.sizes import RATES, SEEDED, SIZES, models, scratch, seeded, sweep
+from lab.spec import Run, TokenFormer
+
+HERE = Path(__file__).parent
+SMALLEST = TokenFormer(SIZES[0])
+
+
+def changed(**changes: Any) -> TokenFormer:
+    """The smallest model with other fields in its configuration."""
+    return replace(SMALLEST, changes=tuple(changes.items()))
+
+
+VALUES = 2 / (SMALLEST.layers * SMALLEST.width**0.5)
+TRIALS: dict[str, TokenFormer] = {
+    "keys N(0, 0.01)": changed(initializer_range=0.01),
+    "keys N(0, 0.05)": changed(initializer_range=0.05),
+    "values at half the scale": changed(value_initializer_range=VALUES / 2),
+    "values at twice the scale": changed(value_initializer_range=VALUES * 2),
+    "tau half as large": replace(SMALLEST, tau=0.5),
+    "tau twice as large": replace(SMALLEST, tau=2.0),
+}
+
+
+def trials() -> dict[str, Run]:
+    """One run a trial, at the rate that is best without it."""
+    chosen = best(sweep(SMALLEST))
+    if chosen is None:
+        return {}
+    runs = {name: scratch(model, chosen.lr) for name, model in TRIALS.items()}
+    return {**runs, "no weight decay": replace(chosen, weight_decay=0.0)}
+
+
+def plan() -> list[Run]:
+    """The small sizes, the trials, the seeds, the large sizes."""
+    small = [run for tokens in SEEDED for model in models(tokens) for run in sweep(model)]
+    large = [run for tokens in SIZES if tokens not in SEEDED for model in models(tokens) for run in sweep(model)]
+    repeated = [run for tokens in SEEDED for model in models(tokens) for run in seeded(model)]
+    return [*small, *trials().values(), *repeated, *large]
+
+
+def report() -> None:
+    """A table of losses, and two figures: loss against parameters, and against the rate."""
+    findings: dict[str, Any] = {"sizes": [], "trials": {}}
+    for tokens in SIZES:
+        ours, theirs = (seeded(model) or sweep(model) for model in models(tokens))
+        losses = {}
+        for name, runs in (("tokenformer", ours), ("gpt_neox", theirs)):
+            done = [run for run in runs if final(run) is not None]
+            if done:
+                losses[name] = {
+                    "parameters": parameters(done[0]),
+                    "lr": done[0].lr,
+                    "validation": spread([final(run) or 0.0 for run in done]),
+                    "test": spread([final(run, "test") or 0.0 for run in done]),
+                    "rates": {f"{run.lr:g}": final(run) for run in sweep(done[0].model)},
+                }
+        findings["sizes"].append({"tokens": tokens, **losses})
+    findings["trials"] = {name: final(run) for name, run in trials().items()}
+    write_results(HERE, findings, plan())
+    draw(HERE / "loss.png", [_sizes(findings), _rates(findings)])
+
+
+def _sizes(findings: dict[str, Any]) -> Any:
+    def panel(axes: Any) -> None:
+        for name, colour in (("tokenformer", OURS), ("gpt_neox", THEIRS)):
+            rows = [size[name] for size in findings["sizes"] if name in size]
+            axes.plot(
+                [row["parameters"] for row in rows], [row["validation"]["mean"] for row in rows], "o-", color=colour
+            )
+            axes.plot([], [], "o-", color=colour, label=name)
+        axes.set(xscale="log", xlabel="parameters", ylabel="validation loss, nats a byte")
+        legend(axes)
+
+    return panel
+
+
+def _rates(findings: dict[str, Any]) -> Any:
+    def panel(axes: Any) -> None:
+        for name, colour in (("tokenformer", OURS), ("gpt_neox", THEIRS)):
+            for size in findings["sizes"]:
+                points = {rate: loss for rate, loss in size.get(name, {}).get("rates", {}).items() if loss}
+                axes.plot([float(rate) for rate in points], list(points.values()), ".-", color=colour)
+        axes.set(xscale="log", xlabel="learning rate", ylabel="validation loss", xticks=RATES)
+        axes.set_xticklabels([f"{rate:g}" for rate in RATES])
+
+    return panel

@@ -1,0 +1,71 @@
+"""The texts, as bytes: enwik8 and the source of Python's own library, each split 90/5/5 in order.
+
+Enters: the name of a text. Leaves: blocks of bytes; which block is sample i of a run is decided by its seed alone.
+
+enwik8 is read from ../shared/data/enwik8.gz, or from the file that ENWIK8 names (gzipped or not).
+"""
+
+import gzip
+import os
+import sysconfig
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SPLIT = {"train": (0.0, 0.9), "validation": (0.9, 0.95), "test": (0.95, 1.0)}
+NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "lib2to3", "__pycache__"}
+
+
+@cache
+def read(text: str) -> Tensor:
+    """All bytes of a text."""
+    if text == "enwik8":
+        path = Path(os.environ.get("ENWIK8", Path(__file__).parents[3] / "shared" / "data" / "enwik8.gz"))
+        if not path.exists():
+            raise SystemExit(f"{path} does not exist; let ENWIK8 name the file enwik8, gzipped or not")
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    elif text == "python":
+        folder = Path(sysconfig.get_path("stdlib"))
+        files = sorted(p for p in folder.rglob("*.py") if not NOT_LIBRARY & set(p.relative_to(folder).parts))
+        data = b"\n".join(path.read_bytes() for path in files)
+    else:
+        raise SystemExit(f"{text!r} is not a text; choose enwik8 or python")
+    return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())
+
+
+def split(text: str, part: str) -> Tensor:
+    """One part of a text."""
+    data = read(text)
+    begin, end = (round(place * len(data)) for place in SPLIT[part])
+    return data[begin:end]
+
+
+class TrainingBlocks:
+    """Blocks of the training part in the random order of a seed; after the last one a new order follows."""
+
+    def __init__(self, text: str, length: int, seed: int) -> None:
+        part = split(text, "train")
+        self.blocks = part[: len(part) // length * length].view(-1, length)
+        self.seed = seed
+        self._order: dict[int, Tensor] = {}
+
+    def batch(self, step: int, size: int) -> Tensor:
+        """The blocks of a step."""
+        return torch.stack([self.blocks[self._place(step * size + i)] for i in range(size)]).long()
+
+    def _place(self, sample: int) -> int:
+        epoch, place = divmod(sample, len(self.blocks))
+        if epoch not in self._order:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+            self._order = {epoch: torch.randperm(len(self.blocks), generator=generator)}
+        return int(self._order[epoch][place])
+
+
+def held_out(text: str, part: str, length: int, count: int) -> Tensor:
+    """`count` blocks at even distances over the validation or the test part: the same for every run."""
+    data = split(text, part)
+    starts = torch.linspace(0, len(data) - length, count).long()
+    return torch.stack([data[start : start + length] for start in starts.tolist()]).long()

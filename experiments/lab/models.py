@@ -1,0 +1,133 @@
+"""The models of the experiments, and how each kind of them grows.
+
+Enters: the description of a model (spec.py). Leaves: a torch model; or a larger one with its optimizer.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedConfig
+
+from tokenformer import TokenFormerConfig, TokenFormerForCausalLM, cost, grow, grow_optimizer, replace_linears
+from tokenformer.pattention import Pattention, default_tau, pattention_layers
+
+from .net2net import widen
+from .spec import Growth, NeoX, Run, TokenFormer
+
+VOCABULARY = 256
+COMMON = {"vocab_size": VOCABULARY, "tie_word_embeddings": True, "bos_token_id": None, "eos_token_id": None}
+
+
+def config_of(shape: TokenFormer | NeoX, context: int = 256) -> PreTrainedConfig:
+    """The configuration of a model."""
+    common = {**COMMON, "hidden_size": shape.width, "num_hidden_layers": shape.layers}
+    common |= {"num_attention_heads": shape.heads, "max_position_embeddings": context, "attn_implementation": "sdpa"}
+    if isinstance(shape, TokenFormer):
+        tokens = {"qkv_tokens": shape.tokens, "out_tokens": shape.tokens, "ffn_tokens": 4 * shape.tokens}
+        return TokenFormerConfig(**common, **tokens, pattention_kind=shape.kind, **dict(shape.changes))
+    return GPTNeoXConfig(
+        **common,
+        intermediate_size=4 * shape.width,
+        use_parallel_residual=shape.parallel_residual,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": rotary_factor(shape.width // shape.heads),
+        },
+    )
+
+
+def rotary_factor(head: int) -> float:
+    """About a quarter of a head, in an even number of dimensions, as rotary embedding needs."""
+    dimensions = max(2, 2 * round(head / 8))
+    return (dimensions + 0.01) / head
+
+
+def build(shape: TokenFormer | NeoX, context: int = 256) -> Any:
+    """The model, with fresh weights from torch's own random numbers."""
+    config = config_of(shape, context)
+    if isinstance(shape, NeoX):
+        model = GPTNeoXForCausalLM(config)
+        replace_parts(model, shape.replaced)
+        return model
+    model = TokenFormerForCausalLM(config)
+    for _, layer in pattention_layers(model):
+        layer.tau *= shape.tau
+    return model
+
+
+class SeparateProjections(nn.Module):
+    """Query, key and value as three linears, with their results in the order in which GPT-NeoX reads them."""
+
+    def __init__(self, width: int, heads: int, std: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        for linear in (self.query, self.key, self.value):
+            nn.init.normal_(linear.weight, std=std)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [part(x).unflatten(-1, (self.heads, -1)) for part in (self.query, self.key, self.value)]
+        return torch.cat(parts, dim=-1).flatten(-2)
+
+
+def replace_parts(model: GPTNeoXForCausalLM, parts: tuple[str, ...]) -> None:
+    """Put Pattentions of as many parameters where a GPT-NeoX has query, key, value or dense; one for the whole MLP."""
+    config = model.config
+    for layer in model.gpt_neox.layers:
+        if {"query", "key", "value"} & set(parts):
+            layer.attention.query_key_value = SeparateProjections(
+                config.hidden_size, config.num_attention_heads, config.initializer_range
+            )
+        if "mlp" in parts:
+            layer.mlp = Pattention(config.hidden_size, config.hidden_size, config.intermediate_size)
+            layer.mlp.reset_parameters(value_std=2 / (config.num_hidden_layers * config.hidden_size**0.5))
+    places = {"query": "query_key_value.query", "key": "query_key_value.key", "value": "query_key_value.value"}
+    places["dense"] = "dense"
+    linears = [f"gpt_neox.layers.*.attention.{places[part]}" for part in parts if part in places]
+    if linears:
+        replace_linears(model, linears)
+
+
+def equal_neox(shape: TokenFormer) -> NeoX:
+    """The GPT-NeoX of the same depth and number of heads whose parameters are as many, within 2 %."""
+    config = config_of(shape)
+    width = cost.neox_width(cost.parameters(config).total, shape.layers, VOCABULARY)
+    return NeoX(shape.heads * round(width / shape.heads), shape.layers, shape.heads)
+
+
+def adamw(model: nn.Module, run: Run) -> AdamW:
+    """The paper's optimizer. Weights decay, also tokens and embedding; biases and norms do not."""
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    kept = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [{"params": decayed, "weight_decay": run.weight_decay}, {"params": kept, "weight_decay": 0.0}]
+    return AdamW([group for group in groups if group["params"]], lr=run.lr, betas=(0.9, 0.95), fused=True)
+
+
+def grow_both(model: Any, optimizer: AdamW, growth: Growth, run: Run) -> tuple[Any, AdamW]:
+    """A larger model with its optimizer. The seed of the new tokens is made of the run's and of the step."""
+    seed = 1000 * run.seed + growth.step
+    if growth.method == "net2net":
+        model = widen(model, seed=seed, noise=growth.noise)
+        return model, adamw(model, run)
+    larger = grow(
+        model, growth.factor, method=growth.method, seed=seed, noise=growth.noise, exact=growth.method != "random"
+    )
+    return larger, adamw(larger, run) if growth.adam == "reset" else grow_optimizer(optimizer, model, larger)
+
+
+def tau_targets(model: nn.Module) -> dict[str, tuple[float, float]]:
+    """For every Pattention its tau and the one that a layer born at its size would have."""
+    return {
+        name: (layer.tau.item(), default_tau(layer.num_tokens, layer.kind)) for name, layer in pattention_layers(model)
+    }
+
+
+def set_tau(model: nn.Module, targets: dict[str, tuple[float, float]], part: float) -> None:
+    """Bring every tau a part of the way to its target."""
+    for name, layer in pattention_layers(model):
+        old, new = targets[name]
+        layer.tau.fill_(old + (new - old) * min(1.0, part))

@@ -1,0 +1,102 @@
+"""Train many runs, two at a time, each segment once.
+
+Enters: a list of runs, the more urgent first. Leaves: their segments in runs/lab, and on the terminal one line for a
+segment that is started, done or broken. Ctrl-C stops; the same command goes on.
+"""
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from .spec import Run, Segment
+from .train import folder_of, result_of, segment_facts
+
+EXPERIMENTS = Path(__file__).parents[1]
+WORKERS = int(os.environ.get("WORKERS", os.cpu_count() or 1))
+
+
+def is_done(run: Run) -> bool:
+    """Whether a run has come to its end."""
+    return result_of(run.segments()[-1]) is not None
+
+
+def train_all(plan: Callable[[], Iterable[Run]]) -> None:
+    """Train what `plan` asks for; it is asked again when a segment is done, and may then ask for more."""
+    working: dict[str, tuple[subprocess.Popen, Segment, float]] = {}
+    failed: set[str] = set()
+    try:
+        while True:
+            for name, (process, segment, began) in list(working.items()):
+                if process.poll() is not None:
+                    del working[name]
+                    minutes = (time.time() - began) / 60
+                    say("done" if process.returncode == 0 else "FAILED", segment, f"{minutes:.1f} min")
+                    if process.returncode:
+                        failed.add(name)
+            for segment in _ready(plan(), failed) if len(working) < WORKERS else ():
+                if segment.name not in working:
+                    working[segment.name] = _start(segment), segment, time.time()
+                    say("start", segment)
+                if len(working) == WORKERS:
+                    break
+            if not working:
+                break
+            time.sleep(2)
+    finally:
+        for process, _, _ in working.values():
+            process.terminate()
+    if failed:
+        raise SystemExit(f"{len(failed)} segments failed; their log.txt in {folder_of(segment).parent} says why")
+
+
+def _ready(runs: Iterable[Run], failed: set[str]) -> Iterable[Segment]:
+    """The segments that can be trained now."""
+    for run in runs:
+        for segment in run.segments():
+            if result_of(segment) is None:
+                if segment.name not in failed:
+                    yield segment
+                break
+
+
+def _start(segment: Segment) -> subprocess.Popen:
+    folder = folder_of(segment)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "segment.json").write_text(json.dumps(segment_facts(segment), indent=1))
+    log = (folder / "log.txt").open("a")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "lab.train", str(folder / "segment.json")]
+    return subprocess.Popen(command, cwd=EXPERIMENTS, env=environment, stdout=log, stderr=log)
+
+
+def say(what: str, segment: Segment, more: str = "") -> None:
+    """One line on the terminal."""
+    run = segment.run
+    growths = " ".join(f"x{g.factor:g} {g.method} at {g.step}" for g in run.growths if g.step < segment.end)
+    print(
+        f"{time.strftime('%H:%M:%S')} {what:6} {segment.name} {run.model} lr {run.lr:g} seed {run.seed} {run.schedule} "
+        f"{run.text} {growths} steps {segment.start} to {segment.end} {more}",
+        flush=True,
+    )
+
+
+class OnlyOne:
+    """A lock on the store: two pools would train the same segment twice."""
+
+    def __init__(self, store: Path) -> None:
+        store.mkdir(parents=True, exist_ok=True)
+        self.file = (store / "lock").open("w")
+
+    def __enter__(self) -> None:
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise SystemExit(f"another process trains in {self.file.name.rpartition('/')[0]}; wait for it") from None
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()

@@ -1,0 +1,123 @@
+"""What finished runs measured: final losses, curves, FLOPs, choices made from them, and results.json.
+
+Enters: runs. Leaves: numbers; None where a run is not finished.
+"""
+
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tokenformer import cost
+
+from .models import config_of
+from .spec import NeoX, Run, TokenFormer
+from .train import result_of
+
+
+def lines(run: Run) -> list[dict[str, Any]]:
+    """All measurements of a run's finished segments, in order."""
+    found = []
+    for segment in run.segments():
+        result = result_of(segment)
+        if result is None:
+            break
+        found += result["lines"]
+    return found
+
+
+def final(run: Run, kind: str = "end") -> float | None:
+    """The loss at the end, in nats a byte: on validation text, or on test text (`kind="test"`)."""
+    result = result_of(run.segments()[-1])
+    if result is None:
+        return None
+    losses = [line["loss"] for line in result["lines"] if line["kind"] == kind]
+    return losses[-1] if losses and math.isfinite(losses[-1]) else math.inf
+
+
+def best(runs: Iterable[Run]) -> Run | None:
+    """The run with the lowest validation loss, once all of them are finished."""
+    losses = {run: final(run) for run in runs}
+    return None if None in losses.values() else min(losses, key=lambda run: losses[run] or math.inf)
+
+
+def shape_at(run: Run, step: int) -> TokenFormer | NeoX:
+    """The model that makes a step."""
+    shape = run.model
+    for growth in run.growths:
+        if growth.step <= step:
+            if isinstance(shape, TokenFormer):
+                shape = replace(shape, tokens=round(shape.tokens * growth.factor))
+            else:
+                shape = replace(shape, width=2 * shape.width, heads=2 * shape.heads)
+    return shape
+
+
+def parameters(run: Run) -> int:
+    """Of the model at the end of a run."""
+    return cost.parameters(config_of(shape_at(run, run.steps))).total
+
+
+def flops(run: Run, step: int | None = None, since: int = 0) -> float:
+    """Training FLOPs of the steps from `since` up to `step`, all steps without it, by the cost model."""
+    step = run.steps if step is None else step
+    cuts = sorted({since, step, *(g.step for g in run.growths if since < g.step < step)})
+    tokens = run.batch * run.context
+    return sum(
+        (end - start) * tokens * cost.training_flops_per_token(config_of(shape_at(run, start)), run.context)
+        for start, end in pairwise(cuts)
+    )
+
+
+def curve(run: Run, kind: str = "validation") -> tuple[list[float], list[float]]:
+    """FLOPs and losses along a run."""
+    points = [(flops(run, line["step"]), line["loss"]) for line in lines(run) if line["kind"] == kind]
+    return [at for at, _ in points], [loss for _, loss in points]
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Mean, standard deviation and the values themselves."""
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return {"mean": statistics.mean(values), "deviation": deviation, "values": list(values)}
+
+
+def facts(run: Run) -> dict[str, Any]:
+    """One run for results.json."""
+    return {
+        "kind": type(run.model).__name__,
+        **asdict(run),
+        "parameters": parameters(run),
+        "tokens": run.steps * run.batch * run.context,
+        "flops": flops(run),
+        "validation_loss": final(run),
+        "test_loss": final(run, "test"),
+    }
+
+
+def write_results(folder: Path, findings: dict[str, Any], runs: Iterable[Run]) -> None:
+    """results.json: how it was made, what was found, and every finished run behind it."""
+    finished = [facts(run) for run in dict.fromkeys(runs) if final(run) is not None]
+    text = json.dumps({"made": made_by(folder.name), "findings": findings, "runs": finished}, indent=1)
+    (folder / "results.json").write_text(text + "\n")
+
+
+def made_by(name: str) -> dict[str, str]:
+    """The command, the code and the machine behind results."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
+    return {
+        "command": f"make experiment NAME={name}",
+        "commit": commit,
+        "hardware": f"{os.cpu_count()} cores, {platform.machine()}, no GPU",
+        "torch": torch.__version__,
+        "loss": "nats a byte",
+    }

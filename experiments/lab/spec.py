@@ -1,0 +1,130 @@
+"""What a training run is: a model, a text, a schedule and growth steps, as plain data.
+
+Enters: nothing but numbers and names. Leaves: a Run, its learning rate at every step, and the segments it is made of.
+A segment ends where a model grows, where the learning rate starts to decay, or where the run ends. Its name is a hash
+of all that its state depends on and of nothing else: runs that differ only in what comes later share their first
+segments.
+"""
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TokenFormer:
+    """A TokenFormer: `tokens` for each of query, key, value and out, four times as many for the FFN."""
+
+    tokens: int
+    width: int = 128
+    layers: int = 4
+    heads: int = 4
+    kind: str = "l2_gelu"
+    tau: float = 1.0  # in units of the default √n
+    changes: tuple[tuple[str, Any], ...] = ()  # other fields of TokenFormerConfig
+
+
+@dataclass(frozen=True)
+class NeoX:
+    """A GPT-NeoX, the Transformer to compare with. `replaced` names what is Pattention instead."""
+
+    width: int
+    layers: int = 4
+    heads: int = 4
+    parallel_residual: bool = False
+    replaced: tuple[str, ...] = ()  # of query, key, value, dense (the output projection) and mlp
+
+
+@dataclass(frozen=True)
+class Growth:
+    """One growth step: before the training step `step` is made."""
+
+    step: int
+    factor: float = 2
+    method: str = "split"  # zero, random; net2net for a Transformer
+    adam: str = "carry"  # or reset
+    trains: str = "all"  # or new
+    noise: float = 1.0  # of split
+    tau_steps: int = 0  # steps over which tau rises to √n of the grown n, after zero
+    rewarm: int = 0  # steps over which the learning rate comes up again
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run. `decay` is the part of its steps over which wsd lowers the rate to 0."""
+
+    model: TokenFormer | NeoX
+    lr: float
+    steps: int
+    seed: int = 0
+    growths: tuple[Growth, ...] = ()
+    text: str = "enwik8"
+    schedule: str = "wsd"  # or cosine: one warm-up and one cosine to a tenth for every size
+    warmup: int = 100
+    decay: float = 0.2
+    weight_decay: float = 0.1
+    batch: int = 8
+    context: int = 256
+
+    @property
+    def decay_start(self) -> int:
+        return self.steps - round(self.decay * self.steps) if self.schedule == "wsd" else self.steps
+
+    @property
+    def cuts(self) -> list[int]:
+        """Steps at which segments end."""
+        return sorted({*(growth.step for growth in self.growths), self.decay_start, self.steps} - {0})
+
+    def learning_rate(self, step: int) -> float:
+        """The rate of a step."""
+        starts = [0, *(growth.step for growth in self.growths)]
+        if self.schedule == "cosine":
+            start = max(s for s in starts if s <= step)
+            end = min([s for s in starts if s > step], default=self.steps)
+            if step - start < self.warmup:
+                return self.lr * (step - start + 1) / self.warmup
+            done = (step - start - self.warmup) / max(1, end - start - self.warmup)
+            return self.lr * (0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2)
+        rate = self.lr * min(1, (step + 1) / self.warmup, (self.steps - step) / max(1, self.steps - self.decay_start))
+        for growth in self.growths:
+            if growth.rewarm and growth.step <= step:
+                rate *= min(1, (step - growth.step + 1) / growth.rewarm)
+        return rate
+
+    def segments(self) -> list["Segment"]:
+        """The parts it is made of, in order."""
+        return [Segment(self, start, end) for start, end in zip([0, *self.cuts], self.cuts, strict=False)]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The steps of a run from `start` up to `end`."""
+
+    run: Run
+    start: int
+    end: int
+
+    @property
+    def name(self) -> str:
+        """Of all that the state at its end depends on. What has its default value is left out of the hash."""
+        run = self.run
+        facts = {**_said(run), "model": _said(run.model), "kind": type(run.model).__name__, "end": self.end}
+        facts["growths"] = [_said(growth) for growth in run.growths if growth.step < self.end]
+        if run.schedule == "cosine":
+            facts["steps"] = self.end
+        elif self.end <= run.decay_start:
+            facts.pop("steps")
+            facts.pop("decay", None)
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def before(self) -> "Segment | None":
+        """The segment whose state it starts from."""
+        return next((segment for segment in self.run.segments() if segment.end == self.start), None)
+
+
+def _said(data: Any) -> dict[str, Any]:
+    """The fields of a dataclass that differ from their defaults."""
+    return {f.name: getattr(data, f.name) for f in fields(data) if getattr(data, f.name) != f.default}

@@ -1,0 +1,194 @@
+"""Train one segment of a run, on one thread, and go on where it was left.
+
+Enters: a segment, and the state at the end of the one before it. Leaves, in runs/lab/NAME: state.pt and result.json
+with every measurement; on the way part.pt, written anew every minute or so, from which a killed segment goes on.
+
+    python -m lab.train SEGMENT.json        (the pool does this)
+
+Not transformers' Trainer: here runs share segments, and their models are ours, transformers' and mixtures of both. The
+learning itself is the same: AdamW, gradients clipped to 1, the same rates as the ladder of `tokenformer train`.
+"""
+
+import json
+import math
+import os
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+
+from tokenformer.training.frozen import FrozenRows
+
+from .data import TrainingBlocks, held_out
+from .models import adamw, build, grow_both, set_tau, tau_targets
+from .spec import Growth, NeoX, Run, Segment, TokenFormer
+
+STORE = Path(os.environ.get("LAB", Path(__file__).parents[2] / "runs" / "lab"))
+LOG_STEPS, VALIDATION_STEPS, SAVE_STEPS = 50, 100, 100
+FEW, MANY = 64, 512  # blocks that a validation on the way looks at, and one at the end of a segment
+
+
+def folder_of(segment: Segment) -> Path:
+    """Where a segment's state and measurements lie."""
+    return STORE / segment.name
+
+
+def result_of(segment: Segment) -> dict[str, Any] | None:
+    """What a finished segment measured."""
+    path = folder_of(segment) / "result.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+class Training:
+    """The state of a run at some step."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment, self.run = segment, segment.run
+        self.folder = folder_of(segment)
+        self.lines: list[dict[str, Any]] = []
+        torch.manual_seed(self.run.seed)
+        self.model = build(self.run.model, self.run.context)
+        self.optimizer = adamw(self.model, self.run)
+        self.growth: Growth | None = None
+        self.taus: dict[str, tuple[float, float]] | None = None
+        for growth in self.run.growths:
+            if growth.step < segment.start:
+                self._grow(growth)
+        self.step = self._load(segment)
+        self.blocks = TrainingBlocks(self.run.text, self.run.context, self.run.seed)
+        if self.step == segment.start and any(g.step == segment.start for g in self.run.growths):
+            self._grow(next(g for g in self.run.growths if g.step == segment.start))
+            self.measure("growth", self.validate("validation", MANY))
+        frozen = self.growth is not None and self.growth.trains == "new"
+        self.frozen = FrozenRows(self.model, self.model.last_growth) if frozen else None
+        ramp = self.growth is not None and self.growth.tau_steps and self.growth.step == segment.start
+        if ramp and self.taus is None:
+            self.taus = tau_targets(self.model)
+
+    def _grow(self, growth: Growth) -> None:
+        self.model, self.optimizer = grow_both(self.model, self.optimizer, growth, self.run)
+        self.growth = growth
+
+    def _load(self, segment: Segment) -> int:
+        """The newest state there is; returns its step."""
+        part, before = self.folder / "part.pt", segment.before
+        if part.exists():
+            # A part may have been saved after the growth with which the segment starts.
+            for growth in self.run.growths:
+                if growth.step == segment.start:
+                    self._grow(growth)
+            path = part
+        elif before is not None:
+            path = folder_of(before) / "state.pt"
+        else:
+            return 0
+        state = torch.load(path, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if path == part:
+            self.lines, self.taus = json.loads(state["lines"]), json.loads(state["taus"])
+        return state["step"]
+
+    def save(self, name: str) -> None:
+        """Write the state beside its place and put it there."""
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step}
+        notes = {"lines": json.dumps(self.lines), "taus": json.dumps(self.taus)}
+        torch.save({**state, **notes}, self.folder / f"{name}.new")
+        (self.folder / f"{name}.new").rename(self.folder / name)
+
+    def measure(self, kind: str, loss: float, **more: Any) -> None:
+        """Note a measurement."""
+        self.lines.append({"kind": kind, "step": self.step, "loss": loss, **more})
+
+    @torch.no_grad()
+    def validate(self, part: str, count: int) -> float:
+        """Nats a byte on blocks that are not trained on."""
+        self.model.eval()
+        losses = [
+            self.model(input_ids=ids, labels=ids, use_cache=False).loss.item() * len(ids)
+            for ids in held_out(self.run.text, part, self.run.context, count).split(32)
+        ]
+        self.model.train()
+        return sum(losses) / count
+
+    def make_step(self) -> tuple[Tensor, Tensor]:
+        """One step of the optimizer. Returns the loss and the norm of the gradient before it was clipped."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.run.learning_rate(self.step)
+        if self.taus is not None and self.growth is not None:
+            set_tau(self.model, self.taus, (self.step + 1 - self.growth.step) / self.growth.tau_steps)
+        ids = self.blocks.batch(self.step, self.run.batch)
+        loss = self.model(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        if self.frozen is not None:
+            self.frozen.clear_gradients()
+        if (self.step + 1) % VALIDATION_STEPS == 0:
+            self.lines.append({"kind": "gradients", "step": self.step + 1, "norms": gradient_norms(self.model)})
+        norm = clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.frozen is not None:
+            self.frozen.put_back()
+        self.step += 1
+        return loss.detach(), norm
+
+    def finish(self) -> None:
+        """Train to the end of the segment."""
+        losses: list[float] = []
+        began, steps = time.perf_counter(), 0
+        while self.step < self.segment.end:
+            loss, norm = self.make_step()
+            steps += 1
+            losses.append(loss.item())
+            if not math.isfinite(losses[-1]):
+                self.measure("broken", losses[-1])
+                break
+            if self.step % LOG_STEPS == 0:
+                self.measure("train", sum(losses) / len(losses), gradient=norm.item())
+                losses = []
+            if self.step % VALIDATION_STEPS == 0:
+                self.measure("validation", self.validate("validation", FEW))
+            if self.step % SAVE_STEPS == 0:
+                self.save("part.pt")
+        self.measure("end", self.validate("validation", MANY), seconds_per_step=(time.perf_counter() - began) / steps)
+        if self.segment.end == self.run.steps:
+            self.measure("test", self.validate("test", MANY))
+        self.save("state.pt")
+        result = {"run": asdict(self.run), "start": self.segment.start, "end": self.segment.end, "lines": self.lines}
+        (self.folder / "result.json.new").write_text(json.dumps(result))
+        (self.folder / "result.json.new").rename(self.folder / "result.json")
+        (self.folder / "part.pt").unlink(missing_ok=True)
+
+
+def gradient_norms(model: nn.Module) -> dict[str, float]:
+    """The norm of every parameter's gradient."""
+    named = model.named_parameters()
+    return {name: float(f"{p.grad.norm().item():.4g}") for name, p in named if p.grad is not None}
+
+
+def segment_from(facts: dict[str, Any]) -> Segment:
+    """A segment from JSON."""
+    run, kinds = dict(facts["run"]), {"TokenFormer": TokenFormer, "NeoX": NeoX}
+    model = {key: _tuples(value) for key, value in run.pop("model").items()}
+    growths = tuple(Growth(**growth) for growth in run.pop("growths"))
+    return Segment(Run(model=kinds[facts["kind"]](**model), growths=growths, **run), facts["start"], facts["end"])
+
+
+def segment_facts(segment: Segment) -> dict[str, Any]:
+    """The inverse of `segment_from`."""
+    kind = type(segment.run.model).__name__
+    return {"kind": kind, "run": asdict(segment.run), "start": segment.start, "end": segment.end}
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    Training(segment_from(json.loads(Path(sys.argv[1]).read_text()))).finish()

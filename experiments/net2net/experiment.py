@@ -1,0 +1,89 @@
+"""Growing a TokenFormer by tokens against widening a Transformer by Net2Net, both fourfold, with equal budgets after.
+
+    make experiment NAME=net2net
+
+Both kinds train at a quarter of the size for BASE steps at a constant rate, grow, and train on; for every budget a
+branch decays over its last fifth. Parameters without the embedding agree within 2 % before and after (Net2Net doubles
+the width, which also doubles the embedding).
+"""
+
+from pathlib import Path
+from typing import Any
+
+from lab.figures import colour, draw, legend
+from lab.models import config_of
+from lab.results import best, final, flops, lines, shape_at, spread, write_results
+from lab.sizes import SEEDS, SIZES, models, sweep
+from lab.spec import Growth, NeoX, Run, TokenFormer
+
+from tokenformer import cost
+
+HERE = Path(__file__).parent
+BASE, BUDGETS = 1200, (250, 500, 1000)
+SMALL = {"tokenformer": TokenFormer(31), "gpt_neox": NeoX(72)}
+WAYS = {
+    "TokenFormer, split": ("tokenformer", "split", SEEDS),
+    "TokenFormer, zero": ("tokenformer", "zero", SEEDS[:1]),
+    "TokenFormer, random": ("tokenformer", "random", SEEDS[:1]),
+    "Transformer, Net2Net": ("gpt_neox", "net2net", SEEDS),
+}
+
+
+def runs(way: str) -> dict[int, list[Run]]:
+    """For every budget the runs with all seeds; empty as long as the best rate is not known."""
+    kind, method, seeds = WAYS[way]
+    nearest = dict(zip(SMALL, models(SIZES[0]), strict=True))[kind]
+    chosen = best(sweep(nearest))
+    if chosen is None:
+        return {}
+    growth = (Growth(BASE, 4, method),)
+    return {
+        budget: [
+            Run(SMALL[kind], chosen.lr, BASE + budget, seed, growth, decay=budget / 5 / (BASE + budget))
+            for seed in seeds
+        ]
+        for budget in BUDGETS
+    }
+
+
+def plan() -> list[Run]:
+    """The rates, then all ways."""
+    rates = [run for model in models(SIZES[0]) for run in sweep(model)]
+    return rates + [run for way in WAYS for budget in runs(way).values() for run in budget]
+
+
+def report() -> None:
+    """Losses by way and budget, and how much the loss moved when the model grew."""
+    findings: dict[str, Any] = {}
+    for way in WAYS:
+        for budget, tried in runs(way).items():
+            done = [run for run in tried if final(run) is not None]
+            if done:
+                after = cost.parameters(config_of(shape_at(done[0], done[0].steps)))
+                findings.setdefault(way, {"lr": done[0].lr, "non_embedding": after.non_embedding, "budgets": {}})
+                findings[way]["jump"] = [_jump(run) for run in done]
+                findings[way]["budgets"][str(budget)] = {
+                    "flops": flops(done[0], since=BASE),
+                    "validation": spread([final(run) or 0.0 for run in done]),
+                    "test": spread([final(run, "test") or 0.0 for run in done]),
+                }
+    write_results(HERE, findings, plan())
+    draw(HERE / "budgets.png", [_budgets(findings)])
+
+
+def _jump(run: Run) -> float:
+    """The validation loss just after growth less the one just before."""
+    noted = [line for line in lines(run) if line["step"] == BASE and line["kind"] in ("end", "growth")]
+    return noted[1]["loss"] - noted[0]["loss"]
+
+
+def _budgets(findings: dict[str, Any]) -> Any:
+    def panel(axes: Any) -> None:
+        for i, (way, found) in enumerate(findings.items()):
+            at = [int(budget) for budget in found["budgets"]]
+            means = [row["validation"]["mean"] for row in found["budgets"].values()]
+            axes.plot(at, means, "o-", color=colour(i), label=way)
+        axes.set(xlabel="steps after growth", ylabel="validation loss, nats a byte")
+        legend(axes)
+
+    return panel

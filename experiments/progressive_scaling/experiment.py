@@ -1,0 +1,171 @@
+"""The ladder: one model that grows 0.26M -> 0.52M -> 1.05M -> 2.1M, against training every size from scratch.
+
+    make experiment NAME=progressive_scaling
+
+The trunk of a ladder never decays: the smallest model trains for BASE steps at a constant rate, grows, trains on for
+`hold` steps, grows again. At every size a branch leaves the trunk and decays over `decay` steps: that is the model of
+that size. The ladder's compute is that of the trunk and of all branches.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lab.figures import OURS, THEIRS, colour, draw, legend
+from lab.results import best, curve, final, flops, shape_at, write_results
+from lab.sizes import RATES, SEEDS, SIZES, STEPS, models, scratch, sweep
+from lab.spec import Growth, Run, TokenFormer
+
+HERE = Path(__file__).parent
+SMALLEST = TokenFormer(SIZES[0])
+BASE = 1600
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """How to climb. `growth` has everything but the step and the factor."""
+
+    hold: int = 400
+    decay: int = 300
+    base: int = BASE
+    factors: tuple[int, ...] = (2, 2, 2)
+    growth: dict[str, Any] = field(default_factory=dict)
+    cosine: bool = False
+
+    def run(self, rung: int, lr: float, seed: int = 0) -> Run:
+        """The branch that ends at a size; `rung` 0 is the smallest."""
+        if self.cosine:
+            stage = self.hold + self.decay
+            growths = self._growths(rung, STEPS, stage)
+            return Run(SMALLEST, lr, STEPS + rung * stage, seed, growths, schedule="cosine")
+        steps = self.base + rung * self.hold + self.decay
+        return Run(SMALLEST, lr, steps, seed, self._growths(rung, self.base, self.hold), decay=self.decay / steps)
+
+    def _growths(self, rung: int, start: int, every: int) -> tuple[Growth, ...]:
+        return tuple(Growth(start + i * every, self.factors[i], **self.growth) for i in range(rung))
+
+    def runs(self, lr: float, seed: int = 0) -> list[Run]:
+        """The branches of all sizes but the smallest, which is trained from scratch."""
+        return [self.run(rung, lr, seed) for rung in range(1, len(self.factors) + 1)]
+
+
+VARIANTS: dict[str, Ladder] = {
+    "split": Ladder(),
+    "zero": Ladder(growth={"method": "zero"}),
+    "zero, tau raised": Ladder(growth={"method": "zero", "tau_steps": 200}),
+    "random (the authors')": Ladder(growth={"method": "random"}),
+    "split, Adam reset": Ladder(growth={"adam": "reset"}),
+    "split, re-warmed": Ladder(growth={"rewarm": 100}),
+    "split, less noise": Ladder(growth={"noise": 0.3}),
+    "split, new tokens only": Ladder(growth={"method": "zero", "trains": "new"}),
+    "cosine a stage, random (the paper's)": Ladder(growth={"method": "random", "adam": "reset"}, cosine=True),
+    "cosine a stage, split": Ladder(cosine=True),
+    "grown early": Ladder(base=800),
+    "8x at once": Ladder(hold=760, factors=(8,)),
+}
+BEST = VARIANTS["split"]
+SHORTER = {"half as long": Ladder(hold=200, decay=150), "a quarter as long": Ladder(hold=100, decay=75)}
+
+
+def rate() -> float | None:
+    """The rate of the ladders: the one that is best for the smallest size."""
+    chosen = best(sweep(SMALLEST))
+    return None if chosen is None else chosen.lr
+
+
+def plan() -> list[Run]:
+    """The variants with one seed, then the first of them with others and other rates; from scratch with all rates."""
+    lr = rate()
+    if lr is None:
+        return sweep(SMALLEST)
+    ladders = [run for ladder in {**VARIANTS, **SHORTER}.values() for run in ladder.runs(lr)]
+    ladders += [run for other in RATES for run in BEST.runs(other)]
+    ladders += [run for seed in SEEDS for run in [scratch(SMALLEST, lr, seed), *BEST.runs(lr, seed)]]
+    return ladders + [run for tokens in SIZES for model in models(tokens) for run in sweep(model)]
+
+
+def compute(runs: list[Run]) -> float:
+    """FLOPs of runs, with what they share counted once."""
+    segments = {segment.name: segment for run in runs for segment in run.segments()}
+    return sum(flops(segment.run, segment.end, segment.start) for segment in segments.values())
+
+
+def from_scratch() -> dict[str, dict[str, Run]]:
+    """The best run of each kind at each size that is finished."""
+    found: dict[str, dict[str, Run]] = {}
+    for tokens in SIZES:
+        for name, model in zip(("tokenformer", "gpt_neox"), models(tokens), strict=True):
+            chosen = best(sweep(model))
+            if chosen is not None:
+                found.setdefault(str(tokens), {})[name] = chosen
+    return found
+
+
+def climbed(ladder: Ladder, lr: float, seed: int = 0) -> dict[str, Any] | None:
+    """What a ladder reached at each size, and its compute against that of all sizes from scratch."""
+    runs, peers = ladder.runs(lr, seed), from_scratch()
+    if any(final(run) is None for run in runs):
+        return None
+    rows = {}
+    for run in runs:
+        tokens = str(shape_at(run, run.steps).tokens)
+        rows[tokens] = {"validation": final(run), "test": final(run, "test"), "flops": flops(run)}
+        for name, peer in peers.get(tokens, {}).items():
+            rows[tokens][f"against_{name}"] = (final(run) or 0.0) / (final(peer) or 1.0)
+    sizes = [str(SIZES[0]), *rows]
+    result: dict[str, Any] = {"sizes": rows, "flops": compute([scratch(SMALLEST, lr, seed), *runs])}
+    if all("tokenformer" in peers.get(tokens, {}) for tokens in sizes):
+        result["of_from_scratch"] = result["flops"] / sum(flops(peers[tokens]["tokenformer"]) for tokens in sizes)
+    return result
+
+
+def report() -> None:
+    """Losses of all sizes by variant, the ratio of compute, and the curves."""
+    lr, findings = rate(), {}
+    findings["scratch"] = {
+        tokens: {
+            name: {"lr": run.lr, "validation": final(run), "test": final(run, "test"), "flops": flops(run)}
+            for name, run in kinds.items()
+        }
+        for tokens, kinds in from_scratch().items()
+    }
+    if lr is not None:
+        findings["rate"] = lr
+        findings["variants"] = {name: climbed(ladder, lr) for name, ladder in {**VARIANTS, **SHORTER}.items()}
+        findings["rates"] = {f"{other:g}": climbed(BEST, other) for other in RATES}
+        findings["seeds"] = {str(seed): climbed(BEST, lr, seed) for seed in SEEDS}
+    write_results(HERE, findings, plan())
+    draw(HERE / "ladder.png", [_curves, _ends], size=(6, 4.2))
+
+
+def _curves(axes: Any) -> None:
+    lr = rate()
+    for tokens, kinds in from_scratch().items():
+        for name, run in kinds.items():
+            axes.plot(*curve(run), color=THEIRS if name == "gpt_neox" else colour(2), lw=0.8, alpha=0.8)
+            axes.annotate(tokens, (curve(run)[0][-1], curve(run)[1][-1]), fontsize=7)
+    for run in BEST.runs(lr) if lr is not None else []:
+        if final(run) is not None:
+            axes.plot(*curve(run), color=OURS, lw=1.2)
+    for name, hue in (("ladder", OURS), ("TokenFormer from scratch", colour(2)), ("GPT-NeoX from scratch", THEIRS)):
+        axes.plot([], [], color=hue, label=name)
+    axes.set(xlabel="training FLOPs of the run", ylabel="validation loss, nats a byte", ylim=(None, 2.4))
+    legend(axes)
+
+
+def _ends(axes: Any) -> None:
+    """Where each size ends: all compute spent up to that size, and its loss."""
+    lr = rate()
+    for name, hue in (("tokenformer", colour(2)), ("gpt_neox", THEIRS)):
+        spent, at, losses = 0.0, [], []
+        for kinds in from_scratch().values():
+            if name in kinds:
+                spent += flops(kinds[name])
+                at.append(spent)
+                losses.append(final(kinds[name]))
+        axes.plot(at, losses, "o-", color=hue)
+    if lr is not None and all(final(run) is not None for run in BEST.runs(lr)):
+        runs = [scratch(SMALLEST, lr), *BEST.runs(lr)]
+        at = [compute(runs[: i + 1]) for i in range(len(runs))]
+        axes.plot(at, [final(run) for run in runs], "o-", color=OURS)
+    axes.set(xlabel="training FLOPs of all sizes so far", ylabel="validation loss at the end, nats a byte")

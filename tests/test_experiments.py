@@ -1,0 +1,231 @@
+"""The experiments: runs resume bit by bit, share what they have in common and grow without a jump; and each has a plan,
+a report and committed results."""
+
+import importlib
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from conftest import relative_error
+
+sys.path.append(str(Path(__file__).parent.parent / "experiments"))
+
+import lab.train
+import run as experiments
+from lab import data
+from lab.models import SeparateProjections, build, equal_neox
+from lab.net2net import widen
+from lab.pool import train_all
+from lab.results import final, flops, lines, parameters, shape_at
+from lab.spec import Growth, NeoX, Run, TokenFormer
+from lab.train import Training, folder_of, segment_facts, segment_from
+
+from tokenformer import cost
+from tokenformer.training.ladder import build_ladder
+from tokenformer.training.recipe import load_recipe
+from tokenformer.training.setup import first_config
+
+ROOT = Path(__file__).parent.parent
+TINY = TokenFormer(8, width=16, layers=2, heads=2)
+SHORT = Run(TINY, 4e-3, 10, text="python", warmup=2, batch=2, context=16)
+GROWN = replace(SHORT, growths=(Growth(3), Growth(5, method="zero")))
+
+
+@pytest.fixture(autouse=True)
+def _store(tmp_path, monkeypatch):
+    monkeypatch.setattr(lab.train, "STORE", tmp_path / "lab")
+    monkeypatch.setattr(lab.train, "MANY", 4)
+    monkeypatch.setattr(lab.train, "FEW", 2)
+    monkeypatch.setattr(lab.train, "SAVE_STEPS", 2)
+    text = torch.randint(0, 256, (4000,), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    monkeypatch.setattr(data, "read", lambda _: text)
+
+
+def train(run):
+    for segment in run.segments():
+        folder_of(segment).mkdir(parents=True, exist_ok=True)
+        if not (folder_of(segment) / "result.json").exists():
+            Training(segment).finish()
+
+
+def state(segment):
+    return torch.load(folder_of(segment) / "state.pt", weights_only=True)
+
+
+def test_runs_share_their_past_and_nothing_else():
+    ends = {segment.end: segment.name for segment in GROWN.segments()}
+    longer = {segment.end: segment.name for segment in replace(GROWN, steps=20).segments()}
+    assert list(ends) == [3, 5, 8, 10]
+    assert list(longer) == [3, 5, 16, 20]
+    assert [ends[3], ends[5]] == [longer[3], longer[5]]
+    assert ends[3] != replace(GROWN, seed=1).segments()[0].name
+    other = replace(GROWN, growths=(GROWN.growths[0], Growth(5)))
+    assert [segment.name for segment in other.segments()][:2] == [ends[3], ends[5]]
+    assert not {segment.name for segment in other.segments()[2:]} & {ends[8], ends[10]}
+
+
+def test_a_segment_survives_json():
+    for segment in [*GROWN.segments(), *replace(SHORT, model=NeoX(24, replaced=("mlp",))).segments()]:
+        assert segment_from(json.loads(json.dumps(segment_facts(segment)))) == segment
+
+
+@pytest.mark.parametrize("trains", ["all", "new"])
+def test_a_killed_segment_goes_on_bit_by_bit(trains, monkeypatch, tmp_path):
+    run = replace(GROWN, growths=(Growth(3, method="zero", trains=trains, tau_steps=4),))
+    train(run)
+    undisturbed = [state(segment) for segment in run.segments()]
+    monkeypatch.setattr(lab.train, "STORE", tmp_path / "again")
+    for segment in run.segments():
+        folder_of(segment).mkdir(parents=True)
+        training = Training(segment)
+        training.make_step()
+        training.save("part.pt")
+        Training(segment).finish()
+    for segment, before in zip(run.segments(), undisturbed, strict=True):
+        after = state(segment)
+        assert all(torch.equal(after["model"][name], tensor) for name, tensor in before["model"].items())
+
+
+def test_the_pool_trains_every_segment_once(tmp_path, monkeypatch, capsys):
+    started = []
+
+    def start(segment):
+        started.append(segment.name)
+        folder_of(segment).mkdir(parents=True, exist_ok=True)
+        Training(segment).finish()
+        return type("Done", (), {"poll": lambda self: 0, "returncode": 0, "terminate": lambda self: None})()
+
+    monkeypatch.setattr("lab.pool._start", start)
+    monkeypatch.setattr("lab.pool.time.sleep", lambda _: None)
+    train_all(lambda: [GROWN, replace(GROWN, steps=12)])
+    assert len(started) == len(set(started)) == 6
+    assert final(GROWN) is not None
+    assert final(GROWN, "test") is not None
+    assert final(replace(GROWN, seed=1)) is None
+
+
+@pytest.mark.parametrize("method", ["zero", "split"])
+@pytest.mark.parametrize("adam", ["carry", "reset"])
+def test_growth_does_not_move_the_loss(method, adam):
+    run = replace(SHORT, growths=(Growth(4, factor=3, method=method, adam=adam),))
+    train(run)
+    before, after = (line["loss"] for line in lines(run) if line["step"] == 4 and line["kind"] in ("end", "growth"))
+    assert after == pytest.approx(before, rel=1e-5)
+    assert shape_at(run, 3).tokens == 8
+    assert shape_at(run, 4).tokens == 24
+
+
+def test_frozen_tokens_do_not_move():
+    run = replace(SHORT, growths=(Growth(4, method="zero", trains="new"),))
+    train(run)
+    before, after = (state(run.segments()[i])["model"] for i in (0, -1))
+    for name, tensor in before.items():
+        if tensor.ndim:
+            assert torch.equal(after[name][: len(tensor)], tensor)
+    assert not after["model.layers.0.ffn.key_tokens"][32:].eq(0).all()
+
+
+def test_tau_rises_to_that_of_the_grown_size():
+    run = replace(SHORT, growths=(Growth(4, method="zero", tau_steps=2),))
+    train(run)
+    assert state(run.segments()[-1])["model"]["model.layers.0.ffn.tau"].item() == pytest.approx(64**0.5)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_net2net_keeps_the_function(noise):
+    model = build(NeoX(24, heads=2)).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    larger = widen(model, seed=0, noise=noise)
+    ids = torch.randint(0, 256, (2, 20))
+    assert larger.num_parameters() > 3.5 * model.num_parameters()
+    assert relative_error(larger.double()(ids).logits, model(ids).logits) < 1e-6
+    twins = larger.gpt_neox.layers[0].mlp.dense_h_to_4h.weight.chunk(2, dim=1)
+    assert torch.equal(*twins) == (noise == 0)
+
+
+def test_the_transformer_has_as_many_parameters():
+    for tokens in (32, 64, 128, 256, 512):
+        ours, theirs = (
+            build(shape).num_parameters() for shape in (TokenFormer(tokens), equal_neox(TokenFormer(tokens)))
+        )
+        assert theirs == pytest.approx(ours, rel=0.02)
+
+
+def test_replaced_layers_have_as_many_parameters():
+    plain = build(NeoX(24)).num_parameters()
+    for parts in (("query",), ("key", "value"), ("dense",), ("mlp",), ("query", "key", "value", "dense", "mlp")):
+        model = build(NeoX(24, replaced=parts))
+        assert model.num_parameters() == pytest.approx(plain, rel=0.03)  # the biases go
+        assert sum("key_tokens" in name for name, _ in model.named_parameters()) == 4 * len(parts)
+
+
+def test_separate_projections_are_the_joint_one():
+    joint = build(NeoX(24)).gpt_neox.layers[0].attention.query_key_value
+    separate = SeparateProjections(24, heads=4, std=0.02)
+    parts = joint.weight.detach().view(4, 3, 6, 24).transpose(0, 1).reshape(3, 24, 24)
+    for part, name in zip(parts, ("query", "key", "value"), strict=True):
+        getattr(separate, name).weight.data = part
+    x = torch.randn(5, 24)
+    assert torch.allclose(separate(x), joint(x))
+
+
+def test_the_rates_are_those_of_tokenformer_train():
+    recipe = load_recipe(ROOT / "recipes" / "enwik8_ladder.yaml", ["growth.warmup_steps=20", "growth.decay_steps=100"])
+    ladder = build_ladder(recipe, first_config(recipe, None), 1)
+    steps = ladder.stages[-1].end
+    run = Run(TINY, 1.0, steps, warmup=20, decay=100 / steps)
+    for step in (0, 5, 19, 20, 1000, steps - 100, steps - 50, steps - 1):
+        assert run.learning_rate(step) == pytest.approx(ladder.learning_rate(step))
+
+
+def test_flops_follow_the_growth():
+    small, large = (cost.training_flops_per_token(lab.models.config_of(replace(TINY, tokens=n)), 16) for n in (8, 16))
+    run = replace(SHORT, growths=(Growth(3),))
+    assert flops(run) == 32 * (3 * small + 7 * large)
+    assert flops(run, 5, since=2) == 32 * (small + 2 * large)
+    assert parameters(run) == build(replace(TINY, tokens=16)).num_parameters()
+
+
+def test_held_out_text_is_not_trained_on():
+    trained = set(data.TrainingBlocks("python", 16, 0).blocks.flatten().data_ptr() + torch.arange(3600).numpy())
+    for part in ("validation", "test"):
+        begin = data.split("python", part).data_ptr()
+        assert not trained & set(range(begin, begin + 200))
+    first, second = (data.TrainingBlocks("python", 16, seed).batch(0, 8) for seed in (0, 1))
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("name", experiments.names())
+def test_an_experiment_plans_and_reports(name, tmp_path, monkeypatch):
+    experiment = importlib.import_module(f"{name}.experiment")
+    monkeypatch.setattr(experiment, "HERE", tmp_path)
+    if hasattr(experiment, "measure"):
+        experiment.measure(quick=True)
+    else:
+        assert experiment.plan()
+    assert f"make experiment NAME={name}" in experiment.__doc__
+    experiment.report()
+    assert json.loads((tmp_path / "results.json").read_text())["runs"] == []
+
+
+@pytest.mark.parametrize("name", experiments.names())
+def test_an_experiment_has_its_results(name):
+    folder = ROOT / "experiments" / name
+    assert json.loads((folder / "results.json").read_text())["findings"]
+    readme = (folder / "README.md").read_text()
+    assert f"make experiment NAME={name}" in readme
+    for figure in folder.glob("*.png"):
+        assert figure.name in readme
+
+
+def test_a_wrong_name_is_one_line():
+    with pytest.raises(SystemExit, match="'thetta' is not an experiment; choose from"):
+        experiments.main(["thetta"])
+    with pytest.raises(SystemExit, match="say which experiment"):
+        experiments.main([])
