@@ -2,10 +2,10 @@
 
     make experiment NAME=progressive_scaling        or: python experiments/run.py NAME [NAME…] [--report]
 
-Enters: folders beside this file with an experiment.py that has `plan()`, the runs it needs, `report()`, and `measure()`
-where something else than a loss is measured. Leaves: NAME/results.json and NAME/*.png. States lie in runs/lab; the same
-command goes on where it was stopped, and runs that several experiments need are trained once. With --report nothing is
-trained and unfinished runs are left out.
+Enters: folders beside this file with an experiment.py that has `plan()`, the runs it needs, `report()`, `tables()`, and
+`measure()` where something else than a loss is measured. Leaves: NAME/results.json, NAME/*.png, and the tables in the
+pages. States lie in runs/lab; the same command goes on where it was stopped, and runs that several experiments need are
+trained once. With --report nothing is trained and unfinished runs are left out.
 """
 
 import importlib
@@ -17,6 +17,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 from lab.pool import OnlyOne, train_all  # noqa: E402
+from lab.tables import findings_of, pages, with_tables  # noqa: E402
 from lab.train import STORE  # noqa: E402
 
 
@@ -44,6 +45,13 @@ def main(arguments: list[str]) -> None:
                     experiment.measure()
     for experiment in experiments:
         experiment.report()
+    for page in pages():
+        page.write_text(with_tables(page.read_text(), tables_of))
+
+
+def tables_of(name: str) -> dict[str, str]:
+    """The tables of an experiment, from its committed results."""
+    return importlib.import_module(f"{name}.experiment").tables(findings_of(name))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
 from command import ended, run
 from conftest import make_tiny
@@ -125,6 +125,17 @@ def test_two_tokenizers_that_say_the_same_have_the_same_bits_per_byte():
     assert [score.bits_per_byte for score in scores] == pytest.approx([1, 1], rel=1e-6)
 
 
+def test_tokenizers_that_begin_alike_count_the_same_bytes():
+    """However they cut the rest: the bytes are the text's, without those of its first token."""
+    model = make_tiny(vocab_size=300)
+    merged = byte_level(("t", "e"), ("Ã", "¼"), ("te", "x"), ("tex", "t"), ("Ġ", "o"), ("Ġo", "f"))
+    scores = [evaluate_text(model, tokenizer, TEXT) for tokenizer in (BYTES, byte_level(), merged)]
+    assert [score.bytes for score in scores] == [len(TEXT.encode()) - 1] * 3
+    assert scores[0].tokens == scores[1].tokens > scores[2].tokens
+    for score in scores:
+        assert score.bits_per_byte * score.bytes == pytest.approx(score.loss * score.tokens / math.log(2), rel=1e-12)
+
+
 def test_bytes_are_those_of_the_text_not_of_its_tokens():
     model = make_tiny(vocab_size=300)
     text = "é, ü and €"
@@ -201,6 +212,44 @@ def test_the_command_with_a_tokenizer(tmp_path):
     assert "scored         3 tokens, 9 bytes\n" in result.stdout
 
 
+def test_the_command_scores_any_causal_language_model(tmp_path):
+    """A GPT-NeoX folder, with its own tokenizer: the same windows, computed directly."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    peer = GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=280, max_position_embeddings=24, **sizes)).double().eval()
+    tokenizer = byte_level(("t", "e"), ("te", "x"), ("tex", "t"))
+    peer.save_pretrained(tmp_path / "peer")
+    tokenizer.save_pretrained(tmp_path / "peer")
+    (tmp_path / "text.txt").write_text(TEXT)
+    result = run("eval", tmp_path / "peer", "--text", tmp_path / "text.txt", "--json", tmp_path / "score.json")
+    assert result.exit_code == 0, result.stderr
+    written = json.loads((tmp_path / "score.json").read_text())
+    nats = naive_nats(peer, tokenizer(TEXT)["input_ids"], length=24, stride=12)
+    assert (written["length"], written["stride"]) == (24, 12)
+    assert (written["tokens"], written["bytes"]) == (len(nats), len(TEXT.encode()) - 1)
+    assert written["loss"] == pytest.approx(math.fsum(nats) / len(nats), rel=1e-12)
+    assert written["bits_per_byte"] == pytest.approx(math.fsum(nats) / math.log(2) / written["bytes"], rel=1e-12)
+
+
+def test_a_model_without_a_longest_context_needs_a_length():
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "state_size": 4, "expand": 1, "time_step_rank": 2}
+    endless = MambaForCausalLM(MambaConfig(vocab_size=256, **sizes))
+    with pytest.raises(BadRequestError, match="a mamba model has no longest context"):
+        evaluate_text(endless, BYTES, TEXT)
+    with pytest.raises(BadRequestError, match="length 0 was given; it must be at least 1"):
+        evaluate_text(endless, BYTES, TEXT, length=0)
+    assert evaluate_text(endless, BYTES, TEXT, length=16).bytes == len(TEXT.encode()) - 1
+
+
+def test_another_s_folder_that_lacks_weights(tmp_path):
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 256}
+    config = GPTNeoXConfig(num_hidden_layers=1, **sizes)
+    GPTNeoXForCausalLM(config).save_pretrained(tmp_path / "peer")
+    config.num_hidden_layers = 2
+    config.save_pretrained(tmp_path / "peer")
+    (tmp_path / "text.txt").write_text(TEXT)
+    ended(run("eval", tmp_path / "peer", "--text", tmp_path / "text.txt"), 1, "lacks gpt_neox.layers.1.")
+
+
 def test_mistakes_on_the_command_line(tmp_path, folder):
     text = tmp_path / "text.txt"
     ended(run("eval", tmp_path / "no", "--text", text), 2, "no does not exist; check the path")
@@ -209,7 +258,6 @@ def test_mistakes_on_the_command_line(tmp_path, folder):
     ended(run("eval", folder, "--text", text, "--json", text), 2, "text.txt is there already")
     ended(run("eval", folder, "--text", text, "--stride", 600), 2, "stride 600")
     ended(run("eval", folder, "--text", text, "--device", "abacus"), 2, "device 'abacus' cannot be used")
-    ended(run("eval", folder), 2, "Missing option '--text'", "See tokenformer eval --help.")
     (folder / "model.safetensors").write_bytes(b"broken")
     ended(run("eval", folder, "--text", text), 1, "the weights in", "cannot be read")
     (folder / "model.safetensors").unlink()

@@ -22,6 +22,7 @@ from lab.net2net import widen
 from lab.pool import train_all
 from lab.results import final, flops, lines, parameters, shape_at
 from lab.spec import Growth, NeoX, Run, TokenFormer
+from lab.tables import pages, with_tables
 from lab.train import Training, folder_of, segment_facts, segment_from
 
 from tokenformer import cost
@@ -211,6 +212,7 @@ def test_an_experiment_plans_and_reports(name, tmp_path, monkeypatch):
         assert experiment.plan()
     assert f"make experiment NAME={name}" in experiment.__doc__
     experiment.report()
+    assert experiment.tables(json.loads((tmp_path / "results.json").read_text())["findings"])
     assert json.loads((tmp_path / "results.json").read_text())["runs"] == []
 
 
@@ -222,6 +224,11 @@ def test_an_experiment_has_its_results(name):
     assert f"make experiment NAME={name}" in readme
     for figure in folder.glob("*.png"):
         assert figure.name in readme
+
+
+def test_tables_say_what_the_results_say():
+    for page in pages():
+        assert with_tables(page.read_text(), experiments.tables_of) == page.read_text(), page
 
 
 def test_a_wrong_name_is_one_line():

@@ -16,6 +16,7 @@ import torch
 from lab.figures import OURS, THEIRS, draw, legend
 from lab.results import made_by
 from lab.spec import Run
+from lab.tables import markdown, number
 
 from tokenformer import cost
 
@@ -126,3 +127,19 @@ def _memory(rows: list[dict[str, Any]]) -> Any:
         legend(axes)
 
     return panel
+
+
+def tables(findings: dict[str, Any]) -> dict[str, str]:
+    """Speed and memory by length."""
+    rows = []
+    for row in findings["rows"]:
+        cells = [str(row["context"]), number(row["flops_ratio"], 2)]
+        for phase in ("training", "prefill"):
+            peaks = row[phase]["peak_bytes"]
+            low, high = row[phase]["quartiles"]
+            cells.append(f"{row[phase]['times_as_fast']:.2f} ({low:.2f} to {high:.2f})")
+            cells.append(f"{peaks['tokenformer'] / peaks['gpt-neox']:.2f}")
+        rows.append(cells)
+    header = ["context", "FLOPs of GPT-NeoX over ours", "training: times as fast", "peak memory, ours over theirs"]
+    header += ["prefill: times as fast", "peak memory, ours over theirs"]
+    return {"lengths": markdown(header, rows)}

@@ -14,6 +14,7 @@ from lab.figures import OURS, THEIRS, draw, legend
 from lab.results import best, final, parameters, spread, write_results
 from lab.sizes import RATES, SEEDED, SIZES, models, scratch, seeded, sweep
 from lab.spec import Run, TokenFormer
+from lab.tables import markdown, number, with_spread
 
 HERE = Path(__file__).parent
 SMALLEST = TokenFormer(SIZES[0])
@@ -98,3 +99,32 @@ def _rates(findings: dict[str, Any]) -> Any:
         axes.set_xticklabels([f"{rate:g}" for rate in RATES])
 
     return panel
+
+
+def tables(findings: dict[str, Any]) -> dict[str, str]:
+    """Losses by size; the rates; the trials."""
+    sizes, rates = [], []
+    for size in findings["sizes"]:
+        ours, theirs = size.get("tokenformer"), size.get("gpt_neox")
+        if ours and theirs:
+            sizes.append(
+                [
+                    f"{ours['parameters']:,} / {theirs['parameters']:,}",
+                    with_spread(ours["validation"]),
+                    with_spread(theirs["validation"]),
+                    with_spread(ours["test"]),
+                    with_spread(theirs["test"]),
+                    f"{ours['lr']:g} / {theirs['lr']:g}",
+                ]
+            )
+        for name, kind in (("TokenFormer", ours), ("GPT-NeoX", theirs)):
+            if kind:
+                tried = ", ".join(f"{rate}: {number(loss)}" for rate, loss in kind["rates"].items())
+                rates.append([name, f"{kind['parameters']:,}", tried])
+    trials = [[name, number(loss)] for name, loss in findings["trials"].items()]
+    header = ["parameters, ours / theirs", "validation, ours", "GPT-NeoX", "test, ours", "GPT-NeoX", "rates"]
+    return {
+        "sizes": markdown(header, sizes),
+        "rates": markdown(["model", "parameters", "validation loss by rate"], rates),
+        "trials": markdown(["change", "validation loss"], trials),
+    }

@@ -15,6 +15,7 @@ from lab.figures import colour, draw, legend
 from lab.results import best, curve, final, flops, spread, write_results
 from lab.sizes import SEEDS, SIZES, STEPS, sweep
 from lab.spec import Growth, Run, TokenFormer
+from lab.tables import markdown, number, with_spread
 from lab.train import Training
 
 from tokenformer.pattention import pattention_layers
@@ -131,3 +132,16 @@ def _cohorts(findings: dict[str, Any]) -> Any:
         axes.set_title("values solid, keys dashed")
 
     return panel
+
+
+def tables(findings: dict[str, Any]) -> dict[str, str]:
+    """Losses by way; cohorts of tokens."""
+    rows, cohorts = [], []
+    for way, found in findings.items():
+        rows.append([way, f"{found['flops']:.3g}", with_spread(found["validation"]), with_spread(found["test"])])
+        for i, cohort in enumerate(found["cohorts"]):
+            cohorts.append([way, str(i), *(number(cohort[key], 2) for key in ("used", "keys", "values"))])
+    return {
+        "losses": markdown(["growth", "FLOPs", "validation", "test"], rows),
+        "cohorts": markdown(["growth", "cohort", "tokens used", "norm of keys", "norm of values"], cohorts),
+    }

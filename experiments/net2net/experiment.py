@@ -15,6 +15,7 @@ from lab.models import config_of
 from lab.results import best, final, flops, lines, shape_at, spread, write_results
 from lab.sizes import SEEDS, SIZES, models, sweep
 from lab.spec import Growth, NeoX, Run, TokenFormer
+from lab.tables import markdown, with_spread
 
 from tokenformer import cost
 
@@ -87,3 +88,18 @@ def _budgets(findings: dict[str, Any]) -> Any:
         legend(axes)
 
     return panel
+
+
+def tables(findings: dict[str, Any]) -> dict[str, str]:
+    """Losses by way and budget."""
+    rows = [
+        [
+            way,
+            f"{found['non_embedding']:,}",
+            f"{max(found['jump'], key=abs):+.4f}",
+            *(with_spread(found["budgets"].get(str(budget), {}).get("validation")) for budget in BUDGETS),
+        ]
+        for way, found in findings.items()
+    ]
+    header = ["grown by", "parameters without embedding", "loss at growth", *(f"{budget} steps" for budget in BUDGETS)]
+    return {"budgets": markdown(header, rows)}

@@ -15,6 +15,7 @@ from lab.figures import colour, draw
 from lab.results import best, final, spread, write_results
 from lab.sizes import RATES, SEEDS, models
 from lab.spec import Run
+from lab.tables import markdown, with_spread
 
 HERE = Path(__file__).parent
 STEPS = 1000
@@ -67,3 +68,12 @@ def _losses(findings: dict[str, Any]) -> Any:
         axes.set_xticklabels(names)
 
     return panel
+
+
+def tables(findings: dict[str, Any]) -> dict[str, str]:
+    """Losses by what is replaced."""
+    rows = [
+        [name, f"{found['lr']:g}", with_spread(found["validation"]), with_spread(found["test"])]
+        for name, found in findings.items()
+    ]
+    return {"parts": markdown(["replaced", "rate", "validation", "test"], rows)}

@@ -15,6 +15,7 @@ from lab.figures import OURS, THEIRS, colour, draw, legend
 from lab.results import best, curve, final, flops, shape_at, write_results
 from lab.sizes import RATES, SEEDS, SIZES, STEPS, models, scratch, sweep
 from lab.spec import Growth, Run, TokenFormer
+from lab.tables import markdown, number
 
 HERE = Path(__file__).parent
 SMALLEST = TokenFormer(SIZES[0])
@@ -57,7 +58,7 @@ VARIANTS: dict[str, Ladder] = {
     "split, Adam reset": Ladder(growth={"adam": "reset"}),
     "split, re-warmed": Ladder(growth={"rewarm": 100}),
     "split, less noise": Ladder(growth={"noise": 0.3}),
-    "split, new tokens only": Ladder(growth={"method": "zero", "trains": "new"}),
+    "zero, new tokens only": Ladder(growth={"method": "zero", "trains": "new"}),
     "cosine a stage, random (the paper's)": Ladder(growth={"method": "random", "adam": "reset"}, cosine=True),
     "cosine a stage, split": Ladder(cosine=True),
     "grown early": Ladder(base=800),
@@ -74,14 +75,16 @@ def rate() -> float | None:
 
 
 def plan() -> list[Run]:
-    """The variants with one seed, then the first of them with others and other rates; from scratch with all rates."""
+    """The methods, from scratch with all rates, the other variants, then the best with other rates and seeds."""
     lr = rate()
     if lr is None:
         return sweep(SMALLEST)
     ladders = [run for ladder in {**VARIANTS, **SHORTER}.values() for run in ladder.runs(lr)]
     ladders += [run for other in RATES for run in BEST.runs(other)]
     ladders += [run for seed in SEEDS for run in [scratch(SMALLEST, lr, seed), *BEST.runs(lr, seed)]]
-    return ladders + [run for tokens in SIZES for model in models(tokens) for run in sweep(model)]
+    peers = [run for tokens in SIZES for model in models(tokens) for run in sweep(model)]
+    methods = 4 * len(BEST.factors)
+    return [*ladders[:methods], *peers, *ladders[methods:]]
 
 
 def compute(runs: list[Run]) -> float:
@@ -169,3 +172,40 @@ def _ends(axes: Any) -> None:
         at = [compute(runs[: i + 1]) for i in range(len(runs))]
         axes.plot(at, [final(run) for run in runs], "o-", color=OURS)
     axes.set(xlabel="training FLOPs of all sizes so far", ylabel="validation loss at the end, nats a byte")
+
+
+def tables(findings: dict[str, Any]) -> dict[str, str]:
+    """From scratch; variants of the ladder; rates and seeds of the best."""
+    scratch_rows = [
+        [tokens, *(number(kinds.get(name, {}).get("validation")) for name in ("tokenformer", "gpt_neox"))]
+        for tokens, kinds in findings["scratch"].items()
+    ]
+    grown = [str(tokens) for tokens in SIZES[1:]]
+
+    def rows(found: dict[str, Any]) -> list[list[str]]:
+        return [
+            [
+                name,
+                *(_loss(ladder, tokens) for tokens in grown),
+                "-" if "of_from_scratch" not in ladder else f"{ladder['of_from_scratch']:.0%}",
+            ]
+            for name, ladder in found.items()
+            if ladder is not None
+        ]
+
+    header = [*(f"{tokens} tokens" for tokens in grown), "compute"]
+    return {
+        "scratch": markdown(["tokens", "TokenFormer", "GPT-NeoX"], scratch_rows),
+        "variants": markdown(["ladder", *header], rows(findings.get("variants", {}))),
+        "rates": markdown(["rate", *header], rows(findings.get("rates", {}))),
+        "seeds": markdown(["seed", *header], rows(findings.get("seeds", {}))),
+    }
+
+
+def _loss(ladder: dict[str, Any], tokens: str) -> str:
+    """The loss of a size, and how far it is from that of a TokenFormer from scratch."""
+    found = ladder["sizes"].get(tokens)
+    if found is None:
+        return "-"
+    against = found.get("against_tokenformer")
+    return number(found["validation"]) + (f" ({against - 1:+.1%})" if against else "")

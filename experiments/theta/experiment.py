@@ -14,6 +14,7 @@ from lab.figures import colour, draw, legend
 from lab.results import best, final, lines, spread, write_results
 from lab.sizes import RATES, SEEDS
 from lab.spec import Run, TokenFormer
+from lab.tables import markdown, with_spread
 
 HERE = Path(__file__).parent
 SIZES, STEPS = (32, 64), 1000
@@ -93,3 +94,22 @@ def _gradients(tokens: int) -> Any:
         legend(axes)
 
     return panel
+
+
+def tables(findings: dict[str, Any]) -> dict[str, str]:
+    """Losses and gradients by kind and size."""
+    rows = [
+        [
+            tokens,
+            name,
+            f"{found['lr']:g}",
+            with_spread(found["validation"]),
+            with_spread(found["test"]),
+            f"{found['smallest_gradient']['mean']:.2g}",
+            f"{found['largest_gradient']['mean']:.2g}",
+        ]
+        for tokens, kinds in findings.items()
+        for name, found in kinds.items()
+    ]
+    header = ["tokens", "Θ", "rate", "validation", "test", "smallest gradient", "largest gradient"]
+    return {"kinds": markdown(header, rows)}

@@ -1,48 +1,89 @@
-"""eval: how well a model predicts a text."""
+"""eval: how well a model predicts a text, or solves the tasks that papers compare models by."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from .summary import quiet_libraries, show_summary
 
 commands = typer.Typer()
+EXAMPLE = "Example: tokenformer eval models/mine --tasks piqa,arc_easy --json scores.json"
+# Windows at a time of a text, unless the request says otherwise.
+WINDOWS = 4
 
 
-@commands.command("eval", epilog="Example: tokenformer eval models/mine --text book.txt --json score.json")
+@commands.command("eval", epilog=EXAMPLE)
 def eval_command(
-    folder: Annotated[Path, typer.Argument(metavar="MODEL", help="The model folder.")],
-    text: Annotated[Path, typer.Option(metavar="FILE", help="The text, in UTF-8.")],
-    stride: Annotated[int | None, typer.Option(help="Tokens from window to window.", show_default="half")] = None,
-    length: Annotated[int | None, typer.Option(help="Tokens in a window.", show_default="the context")] = None,
-    batch_size: Annotated[int, typer.Option(help="Windows at a time.")] = 4,
+    context: typer.Context,
+    model_name: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A model folder, ours or any causal language model; or a Hub name.")
+    ],
+    text: Annotated[Path | None, typer.Option(metavar="FILE", help="Score a text, in UTF-8.")] = None,
+    tasks: Annotated[
+        str | None, typer.Option(metavar="NAME,…", help="Score tasks of lm-evaluation-harness, such as piqa,arc_easy.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="With --tasks: rows of each.", show_default="all")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="With --tasks: read DIR/NAME.jsonl.", show_default="the Hub"),
+    ] = None,
+    stride: Annotated[
+        int | None, typer.Option(help="With --text: tokens from window to window.", show_default="half")
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option(help="With --text: tokens in a window.", show_default="the context")
+    ] = None,
+    batch_size: Annotated[
+        str, typer.Option(metavar="N|auto", help="Windows, or requests of tasks, at a time.")
+    ] = "auto",
     json_file: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="A file for the numbers.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, …", show_default="the fastest")] = None,
 ) -> None:
-    """Score a text: loss, perplexity and bits per byte.
+    """Score a model: on a text, or on the tasks that papers compare models by.
 
-    A window slides over the text, and every token but the first is scored once. Bits per byte can be compared between
-    models with different tokenizers.
+    A text gives loss, perplexity and bits per byte, which can be compared between models with different tokenizers: a
+    window slides over it, and every token but the first is scored once. Tasks are those of lm-evaluation-harness, and
+    give its table and the average that the TokenFormer paper reports.
     """
-    import json
+    from ..errors import BadRequestError
+    from ..files import check_new, existing_file
+
+    if (text is None) == (tasks is None):
+        raise BadRequestError(f"{'both' if text else 'neither'} of --text and --tasks given; give one of them")
+    elsewhere = {"--limit": limit, "--data": data} if tasks is None else {"--stride": stride, "--length": length}
+    for option, value in elsewhere.items():
+        if value is not None:
+            raise BadRequestError(f"{option} was given, which goes with {'--tasks' if tasks is None else '--text'}")
+    quiet_libraries()
+    if text is not None:
+        existing_file(text)
+    if json_file is not None:
+        check_new(json_file)
+    rows_at_a_time = _batch_size(batch_size)
+    if text is not None:
+        size = WINDOWS if rows_at_a_time == "auto" else int(rows_at_a_time)
+        _score_text(model_name, text, stride, length, size, json_file, device)
+    else:
+        quiet = not context.find_root().params["debug"]
+        _score_tasks(model_name, str(tasks).split(","), data, limit, rows_at_a_time, json_file, device, quiet)
+
+
+def _score_text(
+    model_name: str,
+    text: Path,
+    stride: int | None,
+    length: int | None,
+    batch_size: int,
+    json_file: Path | None,
+    device: str | None,
+) -> None:
     from dataclasses import asdict
 
     from ..evaluation import evaluate_text
-    from ..files import check_new, existing_file, write_new
-    from ..models.loading import read_model
-    from ..models.text import read_tokenizer
 
-    quiet_libraries()
-    existing_file(text)
-    if json_file is not None:
-        check_new(json_file)
-    model = read_model(folder, device)
-    tokenizer = read_tokenizer(folder, model.config)
+    model, tokenizer = _read(model_name, device)
     score = evaluate_text(model, tokenizer, text.read_bytes(), stride=stride, length=length, batch_size=batch_size)
-    if json_file is not None:
-        with write_new(json_file) as (partial,):
-            partial.write_text(json.dumps({"model": str(folder), "text": str(text), **asdict(score)}, indent=2) + "\n")
     rows = {
         "loss": f"{score.loss:.4f} nats a token",
         "perplexity": f"{score.perplexity:.3f}",
@@ -50,6 +91,67 @@ def eval_command(
         "scored": f"{score.tokens:,} tokens, {score.bytes:,} bytes",
         "windows": f"{score.length:,} tokens, moved by {score.stride:,}",
     }
-    if json_file is not None:
-        rows["written"] = str(json_file)
-    show_summary("Scored", rows)
+    show_summary("Scored", rows | _written(json_file, {"model": model_name, "text": str(text), **asdict(score)}))
+
+
+def _score_tasks(
+    model_name: str,
+    tasks: list[str],
+    data: Path | None,
+    limit: int | None,
+    batch_size: int | str,
+    json_file: Path | None,
+    device: str | None,
+    quiet: bool,
+) -> None:
+    from ..evaluation.tasks import PAPER_METRICS, check_request, evaluate_tasks
+
+    names = check_request(tasks, limit, batch_size, data)
+    model, tokenizer = _read(model_name, device)
+    scores = evaluate_tasks(model, tokenizer, names, data=data, limit=limit, batch_size=batch_size, quiet=quiet)
+    rows = {}
+    if scores.average is not None:
+        given = ", ".join(f"{task} {metric}" for task, metric in scores.average.metrics.items())
+        whose = "the paper's" if scores.average.complete else f"{len(scores.average.metrics)} of the paper's"
+        rows["average"] = f"{scores.average.value:.4f}, over {whose} {len(PAPER_METRICS)} tasks: {given}"
+    rows["data"] = str(data) if data else "the Hub"
+    if limit is not None:
+        rows["limit"] = f"the first {limit:,} rows of each task: a try, not a result"
+    if scores.truncated:
+        rows["cut"] = f"{scores.truncated:,} requests, from the left, to the model's context"
+    rows["batch size"] = str(scores.batch_size)
+    typer.echo(scores.table())
+    request = {"model": model_name, "tasks": names, "limit": limit}
+    show_summary("Scored", rows | _written(json_file, {**request, **scores.as_json()}))
+
+
+def _batch_size(given: str) -> int | str:
+    from ..errors import BadRequestError
+
+    if given == "auto":
+        return given
+    if not given.isdecimal() or int(given) < 1:
+        raise BadRequestError(f"batch size {given} was given; a number from 1 on, or auto, is expected")
+    return int(given)
+
+
+def _read(model_name: str, device: str | None) -> tuple[Any, Any]:
+    from ..models.loading import read_any_model
+    from ..models.text import read_tokenizer
+
+    model = read_any_model(model_name, device)
+    return model, read_tokenizer(model_name, model.config)
+
+
+def _written(json_file: Path | None, numbers: dict[str, Any]) -> dict[str, str]:
+    """Write the numbers, if a file was named; the row that says so."""
+    import json
+
+    from ..files import write_new
+
+    if json_file is None:
+        return {}
+    with write_new(json_file) as (partial,):
+        # What JSON lacks, and the harness puts into its results, is a function here or there.
+        partial.write_text(json.dumps(numbers, indent=2, default=str) + "\n", encoding="utf-8")
+    return {"written": str(json_file)}

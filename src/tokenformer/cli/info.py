@@ -87,35 +87,21 @@ def _describe(name: str, length: int | None) -> dict[str, Any]:
 
 def _config(name: str) -> tuple["Config", bool]:
     """The configuration a name stands for, and whether it is a folder's. A preset goes before a folder of its name."""
+    from transformers import GPTNeoXConfig
+
     from ..errors import BadRequestError, did_you_mean
     from ..models import PRESETS, TokenFormerConfig
-    from ..models.loading import read_config
+    from ..models.loading import read_any_config
 
     if name in PRESETS:
         return TokenFormerConfig.preset(name), False
     folder = Path(name)
     if not folder.exists():
         raise BadRequestError(f"{name} is neither a preset nor a folder; {did_you_mean(name, PRESETS)}")
-    return _neox_config(folder) or read_config(folder), True
-
-
-def _neox_config(folder: Path) -> "Config | None":
-    """The configuration of a GPT-NeoX; None of anything else, also of what cannot be read."""
-    import json
-
-    from transformers import GPTNeoXConfig
-
-    from ..errors import BadFileError, one_line
-
-    try:
-        if json.loads((folder / "config.json").read_text())["model_type"] != "gpt_neox":
-            return None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    try:
-        return GPTNeoXConfig.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # a value of the wrong type, a shape that cannot be
-        raise BadFileError(f"{folder / 'config.json'} cannot be read: {one_line(error)}") from error
+    config = read_any_config(folder)
+    if not isinstance(config, TokenFormerConfig | GPTNeoXConfig):
+        raise BadRequestError(f"{folder} holds a {config.model_type} model; a tokenformer or a gpt_neox is needed")
+    return config, True
 
 
 def _row(name: str, facts: dict[str, Any]) -> list[str]:

@@ -45,7 +45,9 @@ def short(number: float, unit: str = "") -> str:
 
 def quiet_libraries() -> None:
     """No progress bars and warnings from transformers, in commands that check and report for themselves."""
+    from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
+    hub_logging.set_verbosity_error()  # without a network it tells of every attempt

@@ -66,16 +66,20 @@ def evaluate_text(
     `length` is the model's context unless given, `stride` half of it. A smaller stride costs more and gives every
     token more context.
     """
-    context = model.config.max_position_embeddings
+    config = model.config.get_text_config()
+    context = getattr(config, "max_position_embeddings", None)
     length = context if length is None else length
+    if length is None:
+        raise BadRequestError(f"a {config.model_type} model has no longest context; say how many tokens with length")
     stride = max(1, length // 2) if stride is None else stride
-    if not 1 <= length <= context:
-        raise BadRequestError(f"length {length} was given; it must lie between 1 and the model's context of {context}")
+    if length < 1 or (context is not None and length > context):
+        most = "be at least 1" if context is None else f"lie between 1 and the model's context of {context}"
+        raise BadRequestError(f"length {length} was given; it must {most}")
     if not 1 <= stride <= length:
         raise BadRequestError(f"stride {stride} was given; it must lie between 1 and the length of {length}")
     if batch_size < 1:
         raise BadRequestError(f"batch size {batch_size} was given; at least 1 is needed")
-    ids = encode(tokenizer, text, model.config.vocab_size)
+    ids = encode(tokenizer, text, config.vocab_size)
     if len(ids) < 2:
         raise BadRequestError(f"the text has {len(ids)} tokens; at least 2 are needed, as the first is not scored")
     tokens = len(ids) - 1

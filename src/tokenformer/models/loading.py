@@ -1,7 +1,7 @@
 """Reading a model folder, with one line for whatever can be wrong with it.
 
 Enters: a folder that `save_pretrained` wrote. Leaves: its configuration, or the model with every weight read. Nothing
-is downloaded, and nothing that is missing is drawn at random.
+that is missing is drawn at random, and nothing is downloaded, unless a peer is asked for by its name on the Hub.
 """
 
 import os
@@ -11,24 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ..errors import BadFileError, BadRequestError, one_line
 from .config import TokenFormerConfig
 from .language import TokenFormerForCausalLM
 
+# `owner/name`, or the name alone of the Hub's oldest models.
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+
 
 def read_config(folder: str | os.PathLike) -> TokenFormerConfig:
     """The configuration of a model folder; the weights are not looked at."""
-    folder = Path(folder)
-    if not folder.exists():
-        raise BadRequestError(f"{folder} does not exist; check the path")
-    if not (folder / "config.json").is_file():
-        raise BadRequestError(f"{folder} is not a model folder: it has no config.json")
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # a broken file, a value of the wrong type, a model unknown to transformers
-        raise BadFileError(f"{folder / 'config.json'} cannot be read: {one_line(error)}") from error
+    config = read_any_config(Path(folder))
     if not isinstance(config, TokenFormerConfig):
         raise BadRequestError(f"{folder} holds a {config.model_type} model, and a tokenformer is needed")
     return config
@@ -38,18 +33,58 @@ def read_model(folder: str | os.PathLike, device: str | None = "cpu") -> TokenFo
     """The model of a folder in its saved dtype, for use, not for training. A device of None is the fastest there is."""
     read_config(folder)
     target = _device(device)
-    try:
-        loaded: Any = TokenFormerForCausalLM.from_pretrained(
-            folder, dtype="auto", output_loading_info=True, local_files_only=True
-        )
-    except Exception as error:  # safetensors, transformers and torch each have their own for a broken file
-        raise BadFileError(f"the weights in {folder} cannot be read: {one_line(error)}") from error
-    model, info = loaded
+    model, info = _weights(TokenFormerForCausalLM, folder)
     # transformers only warns of these, and draws what is missing at random.
     wrong = wrong_keys(info["missing_keys"], info["unexpected_keys"])
     if wrong:
         raise BadFileError(f"{folder} {wrong}; do the weights belong to its config.json?")
     return model.to(target)
+
+
+def read_any_model(name: str | os.PathLike, device: str | None = "cpu") -> PreTrainedModel:
+    """A causal language model, ours or another of transformers: that of a folder, or of a name on the Hub."""
+    folder = Path(name)
+    if not folder.exists() and HUB_NAME.fullmatch(str(name)):
+        target = _device(device)
+        try:
+            model, info = _from_pretrained(AutoModelForCausalLM, str(name))
+        except Exception as error:  # transformers and the Hub's client raise many kinds, most for a wrong name
+            raise BadRequestError(
+                f"{name} does not exist here, and no model of that name was loaded from the Hub: "
+                f"{one_line(error).split('. ')[0]}"
+            ) from error
+    else:
+        if isinstance(read_any_config(folder), TokenFormerConfig):
+            return read_model(folder, device)
+        target = _device(device)
+        model, info = _weights(AutoModelForCausalLM, folder)
+    # What is there and not needed does no harm: old checkpoints of others hold masks and the like.
+    if info["missing_keys"]:
+        raise BadFileError(f"{name} {wrong_keys(info['missing_keys'], [])}; do the weights belong to its config.json?")
+    return model.to(target)
+
+
+def read_any_config(folder: Path) -> Any:
+    """The configuration of any model that transformers knows."""
+    if not folder.exists():
+        raise BadRequestError(f"{folder} does not exist; check the path")
+    if not (folder / "config.json").is_file():
+        raise BadRequestError(f"{folder} is not a model folder: it has no config.json")
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # a broken file, a value of the wrong type, a model unknown to transformers
+        raise BadFileError(f"{folder / 'config.json'} cannot be read: {one_line(error)}") from error
+
+
+def _weights(kind: Any, folder: str | os.PathLike) -> tuple[Any, dict[str, Any]]:
+    try:
+        return _from_pretrained(kind, folder, local_files_only=True)
+    except Exception as error:  # safetensors, transformers and torch each have their own for a broken file
+        raise BadFileError(f"the weights in {folder} cannot be read: {one_line(error)}") from error
+
+
+def _from_pretrained(kind: Any, name: str | os.PathLike, **options: Any) -> tuple[Any, dict[str, Any]]:
+    return kind.from_pretrained(name, dtype="auto", output_loading_info=True, **options)
 
 
 def wrong_keys(missing: Collection[Any], unexpected: Collection[Any]) -> str:

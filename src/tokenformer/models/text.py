@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedConfig
 from transformers.generation.streamers import BaseStreamer
 
 from ..errors import BadFileError, BadRequestError, one_line
-from .config import TokenFormerConfig
 
 TOKENIZER_FILES = (
     "tokenizer*",
@@ -40,10 +39,13 @@ class ByteTokenizer:
         return bytes(i for i in ids if i < 256).decode(errors="replace")
 
 
-def read_tokenizer(folder: str | os.PathLike, config: TokenFormerConfig) -> Any:
-    """The tokenizer of a model folder: transformers' if it has one, raw bytes if the vocabulary is bytes."""
-    folder = Path(folder)
-    if not tokenizer_files(folder):
+def read_tokenizer(folder: str | os.PathLike, config: PreTrainedConfig) -> Any:
+    """The tokenizer of a model folder: transformers' if it has one, raw bytes if the vocabulary is bytes.
+
+    A folder that does not exist is a name on the Hub.
+    """
+    hub = not Path(folder).is_dir()
+    if not hub and not tokenizer_files(Path(folder)):
         if config.vocab_size in (256, 257):
             return ByteTokenizer(config.vocab_size)
         raise BadRequestError(
@@ -51,7 +53,7 @@ def read_tokenizer(folder: str | os.PathLike, config: TokenFormerConfig) -> Any:
             "put the model's tokenizer.json into it"
         )
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=not hub)
     except Exception as error:  # tokenizers raises no narrower class
         raise BadFileError(f"the tokenizer in {folder} cannot be read: {one_line(error)}") from error
 

@@ -1,0 +1,56 @@
+"""Tables in Markdown that are made from results.json and stand in pages between two marks.
+
+    <!-- table: progressive_scaling ladder -->
+    … made, not written …
+    <!-- end -->
+
+Enters: the findings of an experiment. Leaves: pages whose tables say what the results say; a test compares them.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+BLOCK = re.compile(r"<!-- table: (\w+) (\w+) -->\n(.*?)<!-- end -->", re.DOTALL)
+ROOT = Path(__file__).parents[2]
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def with_spread(found: dict[str, Any] | None, digits: int = 3) -> str:
+    """A mean and the standard deviation beside it."""
+    if found is None:
+        return "-"
+    deviation = f" ± {found['deviation']:.{digits}f}" if found["deviation"] is not None else ""
+    return f"{found['mean']:.{digits}f}{deviation}"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number, or a dash where there is none."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def pages() -> list[Path]:
+    """All pages that may have such tables."""
+    return [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "experiments").glob("*/README.md"))]
+
+
+def findings_of(name: str) -> dict[str, Any]:
+    """What an experiment found, as it is committed."""
+    return json.loads((ROOT / "experiments" / name / "results.json").read_text())["findings"]
+
+
+def with_tables(text: str, tables_of: Callable[[str], dict[str, str]]) -> str:
+    """A page's text with its tables made anew."""
+
+    def fresh(block: re.Match[str]) -> str:
+        name, table, _ = block.groups()
+        return f"<!-- table: {name} {table} -->\n{tables_of(name)[table]}<!-- end -->"
+
+    return BLOCK.sub(fresh, text)

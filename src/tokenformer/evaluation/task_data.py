@@ -1,0 +1,125 @@
+"""Local files in place of the Hub, for tasks that are otherwise the harness's own.
+
+Enters: task names and a folder with a JSONL file for each, named after it, in the columns of the stock task. Leaves:
+the harness's tasks, which read these files. Rows that a task would choke on, or count as wrong in silence, are named by
+file and line first.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import BadFileError, BadRequestError, one_line
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What the rows of a task are: columns with their types, and a condition that `says` puts into words."""
+
+    columns: dict[str, type]
+    holds: Callable[[dict], bool]
+    says: str
+
+
+_ARC = Rows(
+    {"question": str, "choices": dict, "answerKey": str},
+    lambda row: row["answerKey"] in row["choices"]["label"] and _texts(row["choices"]["text"]),
+    "choices must have a list `text` and a list `label` with the answerKey in it",
+)
+STOCK_ROWS = {
+    "lambada_openai": Rows({"text": str}, lambda row: " " in row["text"].strip(), "text must have two words or more"),
+    "hellaswag": Rows(
+        {"activity_label": str, "ctx_a": str, "ctx_b": str, "endings": list, "label": str},
+        lambda row: _texts(row["endings"]) and 0 <= int(row["label"]) < len(row["endings"]),
+        "label must be the number, from 0 on, of one of the endings",
+    ),
+    "piqa": Rows(
+        {"goal": str, "sol1": str, "sol2": str, "label": int},
+        lambda row: row["label"] in (0, 1),
+        "label must be 0 or 1",
+    ),
+    "arc_easy": _ARC,
+    "arc_challenge": _ARC,
+    "winogrande": Rows(
+        {"sentence": str, "option1": str, "option2": str, "answer": str},
+        lambda row: "_" in row["sentence"] and row["answer"] in ("1", "2"),
+        'sentence must have a _ for the options, and answer be "1" or "2"',
+    ),
+}
+
+
+def check_files(names: Iterable[str], folder: Path) -> dict[str, str]:
+    """Read the file of every task, and refuse what does not fit. Leaves the SHA-256 of each."""
+    if not folder.is_dir():
+        raise BadRequestError(f"{folder} {'is not a folder' if folder.exists() else 'does not exist'}; check --data")
+    return {name: _check_file(name, folder / f"{name}.jsonl") for name in names}
+
+
+def local_task(manager: Any, name: str, folder: Path, cache: str) -> Any:
+    """The stock task `name` of the harness, with the rows of our file as its only split."""
+    path = folder / f"{name}.jsonl"
+    override = {
+        "task": name,
+        "dataset_path": "json",
+        "dataset_name": None,
+        "dataset_kwargs": {"data_files": {"test": str(path.resolve())}, "cache_dir": cache},
+        "test_split": "test",
+        "validation_split": None,
+        "training_split": None,
+        "fewshot_split": None,
+    }
+    try:
+        # Only as a member of a group does the harness lay an override over the stock task.
+        task = manager.load({"group": "local", "task": [override]})["tasks"][name]
+    except Exception as error:  # datasets, pyarrow, Jinja and the task's own functions each have theirs
+        raise BadFileError(f"{path} does not fit the task {name}: {type(error).__name__}: {one_line(error)}") from error
+    if task.config.num_fewshot:
+        raise BadRequestError(
+            f"task {name} shows the model examples of another split; with --data, only zero-shot works"
+        )
+    return task
+
+
+def _check_file(name: str, path: Path) -> str:
+    if not path.is_file():
+        raise BadRequestError(f"{path} does not exist; --data needs a file for every task, named after it")
+    digest, rows = hashlib.sha256(), 0
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            digest.update(line)
+            if line.strip():
+                _check_row(name, line, f"{path} line {number}")
+                rows += 1
+    if not rows:
+        raise BadFileError(f"{path} has no rows; a row of task {name} is one line of JSON")
+    return digest.hexdigest()
+
+
+def _check_row(name: str, line: bytes, where: str) -> None:
+    try:
+        row = json.loads(line)
+    except ValueError as error:  # no JSON, or no UTF-8
+        raise BadFileError(f"{where} is not JSON: {one_line(error)}") from error
+    if not isinstance(row, dict):
+        raise BadFileError(f"{where} is not a row: an object with columns is expected")
+    expected = STOCK_ROWS.get(name)
+    if expected is None:  # a task whose columns only the harness knows
+        return
+    for column, kind in expected.columns.items():
+        if column not in row:
+            raise BadFileError(f"{where} has no column {column!r}; {name} needs {', '.join(expected.columns)}")
+        if not isinstance(row[column], kind):
+            raise BadFileError(f"{where}: {column} must be a {kind.__name__}, not {json.dumps(row[column])[:40]}")
+    try:
+        fits = expected.holds(row)
+    except (TypeError, ValueError, KeyError):
+        fits = False
+    if not fits:
+        raise BadFileError(f"{where}: {expected.says}")
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)

@@ -1,0 +1,284 @@
+"""Scoring tasks: the harness's own numbers to the bit, the paper's average, local data, and what is refused."""
+
+import ast
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+from command import ended, run
+from conftest import make_tiny
+from tokenformer import BadRequestError
+from tokenformer.data.tokenizer import byte_tokenizer
+from tokenformer.evaluation import evaluate_tasks, tasks
+from tokenformer.evaluation.tasks import PAPER_METRICS, average
+from tokenformer.models.text import ByteTokenizer
+
+ROWS = {
+    "lambada_openai": [
+        {"text": "The red kettle sang, and so she took the kettle"},
+        {"text": "“Nine,” he said. Then again, because nobody had heard: “nine”"},
+        {"text": "Down by the mill they kept a grey goose, and the children fed the goose"},
+    ],
+    "hellaswag": [
+        {
+            "activity_label": "Baking",
+            "ctx_a": "A man opens the oven.",
+            "ctx_b": "he",
+            "endings": [
+                "takes out bread.",
+                "sings [laughs] to a fish.",
+                "is blue.",
+                "paints the sea in two long strokes.",
+            ],
+            "label": label,
+        }
+        for label in "0231"
+    ],
+    "piqa": [
+        {"goal": "Dry a wet boot", "sol1": "Fill it with paper.", "sol2": "Fill it with soup.", "label": 0},
+        {"goal": "Cut a loaf", "sol1": "Use a pillow, slowly and at length.", "sol2": "Use a knife.", "label": 1},
+        {"goal": "Light a room", "sol1": "Open it.", "sol2": "Open the curtains or the shutters.", "label": 1},
+        {"goal": "Warm milk", "sol1": "Heat it in a pan.", "sol2": "Read to it.", "label": 0},
+    ],
+    "arc_easy": [
+        {
+            "id": str(i),
+            "question": f"What do {things} need to grow?",
+            "choices": {"text": ["noise", "water and light", "glass", "paint"], "label": ["A", "B", "C", "D"]},
+            "answerKey": key,
+        }
+        for i, (things, key) in enumerate([("ferns", "B"), ("crystals", "A"), ("trees", "B"), ("cities", "D")])
+    ],
+    "winogrande": [
+        {
+            "sentence": "The cup did not fit the box as the _ was big.",
+            "option1": "cup",
+            "option2": "box",
+            "answer": "1",
+        },
+        {"sentence": "Ann thanked Eva, for _ had helped.", "option1": "Ann", "option2": "Eva", "answer": "2"},
+        {"sentence": "The rope held the bell until the _ tore.", "option1": "rope", "option2": "bell", "answer": "1"},
+    ],
+}
+ROWS["arc_challenge"] = ROWS["arc_easy"][:3]
+ALL = ",".join(PAPER_METRICS)
+BYTES = ByteTokenizer(257)
+
+
+@pytest.fixture(autouse=True)
+def _machine(monkeypatch):
+    """The harness describes the machine by running pip and others, which takes longer than all the rest."""
+    monkeypatch.setattr("torch.utils.collect_env.get_pretty_env_info", lambda: "a machine")
+
+
+def write_data(folder, **changes):
+    """The six files, with some of them as given: rows, or bytes."""
+    folder.mkdir()
+    for task, rows in (ROWS | changes).items():
+        text = rows if isinstance(rows, bytes) else b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+        (folder / f"{task}.jsonl").write_bytes(text)
+    return folder
+
+
+def with_tokenizer(model, folder, tokenizer=None):
+    """Save a model whose predictions differ from token to token, and a tokenizer beside it."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)
+    model.save_pretrained(folder)
+    (tokenizer or byte_tokenizer()).save_pretrained(folder)
+    return folder
+
+
+def tiny_peer(**changes):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    return GPTNeoXForCausalLM(
+        GPTNeoXConfig(vocab_size=257, max_position_embeddings=256, eos_token_id=256, **sizes, **changes)
+    )
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("data") / "rows")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return with_tokenizer(make_tiny(vocab_size=257), tmp_path / "model")
+
+
+def stock_results(folder, data, **options):
+    """What the harness says by itself: its own loading of the folder, its own splits, its own defaults."""
+    from lm_eval import simple_evaluate
+
+    local = []
+    for task in PAPER_METRICS:
+        split = "test" if task.startswith(("arc", "lambada")) else "validation"
+        splits = {"training_split": None, "validation_split": None, "test_split": None, f"{split}_split": split}
+        files = {"data_files": {split: str(data / f"{task}.jsonl")}, "cache_dir": str(folder / "cache")}
+        local.append({"task": task, "dataset_path": "json", "dataset_name": None, "dataset_kwargs": files, **splits})
+    return simple_evaluate(
+        model="hf",
+        model_args={"pretrained": str(folder)},
+        tasks=[{"group": "local", "task": local}],
+        task_manager=tasks._paper_manager(),
+        device="cpu",
+        **options,
+    )["results"]
+
+
+@pytest.mark.parametrize("make_model", [lambda: make_tiny(vocab_size=257), tiny_peer], ids=["tokenformer", "gpt_neox"])
+def test_the_scores_are_the_harness_s_own_to_the_bit(tmp_path, data, make_model):
+    torch.manual_seed(1)
+    folder, out = with_tokenizer(make_model(), tmp_path / "model"), tmp_path / "scores.json"
+    result = run("eval", folder, "--tasks", ALL, "--data", data, "--batch-size", 3, "--json", out, "--device", "cpu")
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr == ""
+    written = json.loads(out.read_text())
+    stock = stock_results(folder, data, batch_size=3)
+    for task in PAPER_METRICS:
+        ours, theirs = ({k: v for k, v in r[task].items() if "," in k} for r in (written["harness"]["results"], stock))
+        assert ours == theirs
+        assert all(isinstance(value, float) for value in ours.values()), ours
+    chosen = [stock[task][f"{metric},none"] for task, metric in PAPER_METRICS.items()]
+    assert written["average"]["value"] == pytest.approx(sum(chosen) / 6, rel=1e-12)
+    assert 0 < written["average"]["value"] < 1
+    assert written["average"]["complete"]
+    assert f"average     {sum(chosen) / 6:.4f}, over the paper's 6 tasks: lambada_openai acc, " in result.stdout
+    assert result.stdout.startswith("|    Tasks     |Version|Filter|n-shot|")
+    assert (written["model"], written["tasks"], written["data"]) == (str(folder), list(PAPER_METRICS), str(data))
+    assert (written["limit"], written["batch_size"], written["truncated"]) == (None, 3, 0)
+    assert written["seeds"] == {"random_seed": 0, "numpy_seed": 1234, "torch_seed": 1234, "fewshot_seed": 1234}
+    assert written["versions"]["lm_eval"] == written["harness"]["lm_eval_version"]
+    assert set(written["data_sha256"]) == set(PAPER_METRICS)
+
+
+def test_the_average_is_the_paper_s():
+    results = {task: {"acc,none": i / 10, "acc_norm,none": i / 10 + 0.3} for i, task in enumerate(PAPER_METRICS)}
+    whole = average(results)
+    assert whole.complete
+    assert whole.acc == pytest.approx(0.25)
+    assert whole.value == pytest.approx(0.25 + 2 * 0.3 / 6)  # HellaSwag and ARC-challenge by length
+    some = average({"hellaswag": results["hellaswag"], "piqa": results["piqa"], "sciq": {"acc,none": 1.0}})
+    assert not some.complete
+    assert some.metrics == {"hellaswag": "acc_norm", "piqa": "acc"}
+    assert some.value == pytest.approx((0.4 + 0.2) / 2)
+    assert average({"sciq": {"acc,none": 1.0}}) is None
+
+
+def test_limit_and_batch_size_by_themselves(data, folder):
+    result = run("eval", folder, "--tasks", "piqa, arc_easy,piqa", "--data", data, "--limit", 2, "--device", "cpu")
+    assert result.exit_code == 0, result.stderr
+    assert "over 2 of the paper's 6 tasks: piqa acc, arc_easy acc\n" in result.stdout
+    assert "limit       the first 2 rows of each task" in result.stdout
+    assert f"batch size  {tasks.AUTO_ON_CPU}\n" in result.stdout
+
+
+def test_bytes_need_no_tokenizer_in_the_folder(data):
+    model = make_tiny(vocab_size=257).train()
+    scores = [evaluate_tasks(model, t, ["piqa"], data=data).harness["results"] for t in (BYTES, byte_tokenizer())]
+    assert scores[0] == scores[1]
+    assert model.training
+    with pytest.raises(BadRequestError, match="no end-of-text token"):
+        evaluate_tasks(make_tiny(), ByteTokenizer(256), ["piqa"], data=data)
+
+
+def test_a_bare_tokenizer_takes_its_end_from_the_configuration(data):
+    bare = byte_tokenizer()
+    bare.eos_token = None
+    told, untold = make_tiny(vocab_size=257, eos_token_id=256), make_tiny(vocab_size=257)
+    scores = [evaluate_tasks(told, t, ["piqa"], data=data).harness["results"] for t in (bare, byte_tokenizer())]
+    assert scores[0] == scores[1]
+    assert bare.eos_token is None
+    assert bare.pad_token is None
+    untold.config.eos_token_id = None
+    with pytest.raises(BadRequestError, match="neither the tokenizer nor config"):
+        evaluate_tasks(untold, bare, ["piqa"], data=data)
+    with pytest.raises(BadRequestError, match="the tokenizer has 256 ids, and the model 100 rows"):
+        evaluate_tasks(make_tiny(vocab_size=100), byte_tokenizer(), ["piqa"], data=data)
+
+
+def test_what_the_context_is_too_short_for(data):
+    short = make_tiny(vocab_size=257, max_position_embeddings=36)
+    assert evaluate_tasks(short, BYTES, ["lambada_openai"], data=data).truncated == 3
+    with pytest.raises(BadRequestError, match="row 2 of task piqa has an answer of 36 tokens, and the model's context"):
+        evaluate_tasks(make_tiny(vocab_size=257, max_position_embeddings=35), BYTES, ["piqa"], data=data)
+
+
+def test_a_broken_model_has_no_score(data, folder):
+    broken = make_tiny(vocab_size=257)
+    torch.nn.init.constant_(broken.lm_head.weight, float("nan"))
+    broken.save_pretrained(folder)
+    ended(run("eval", folder, "--tasks", "piqa", "--data", data), 1, "a log-likelihood is NaN")
+
+
+def test_mistakes_in_the_request(tmp_path, data, folder, monkeypatch):
+    monkeypatch.setattr(tasks, "_full_manager", tasks._paper_manager)  # to index every task takes a while
+    text = tmp_path / "text.txt"
+    text.write_text("some text")
+    piqa = ("eval", folder, "--tasks", "piqa", "--data", data)
+    ended(run("eval", folder), 2, "neither of --text and --tasks given; give one of them")
+    ended(run("eval", folder, "--tasks", "piqa", "--text", text), 2, "both of --text and --tasks given")
+    ended(run("eval", folder, "--text", text, "--limit", 3), 2, "--limit was given, which goes with --tasks")
+    ended(run("eval", folder, "--text", text, "--data", data), 2, "--data was given, which goes with --tasks")
+    ended(run(*piqa, "--stride", 3), 2, "--stride was given, which goes with --text")
+    ended(run(*piqa, "--limit", 0), 2, "limit 0 was given; at least 1 row")
+    for size in (0, "many", "-3", "2.5"):
+        ended(run(*piqa, f"--batch-size={size}"), 2, f"batch size {size} was given; a number from 1 on, or auto")
+    ended(run("eval", folder, "--tasks", " ,"), 2, "no task was given")
+    ended(run("eval", folder, "--tasks", "arc-easy"), 2, "task 'arc-easy' is not", "did you mean 'arc_easy'?")
+    ended(run("eval", folder, "--tasks", "zzz"), 2, "`lm_eval ls tasks` lists them, the paper's are lambada_openai,")
+    ended(run("eval", folder, "--tasks", "ai2_arc", "--data", data), 2, "ai2_arc is a group of tasks")
+    ended(run("eval", tmp_path / "no", "--tasks", "piqa", "--data", data), 2, "no does not exist; check the path")
+    ended(run(*piqa, "--json", text), 2, "text.txt is there already")
+    ended(run("eval", "nobody/nothing", *piqa[2:]), 2, "nobody/nothing does not exist here, and no model of that name")
+
+
+def test_without_a_network_it_names_the_way_out(folder):
+    ended(run("eval", folder, "--tasks", "piqa"), 2, "did not come from the Hub", "--data DIR (DIR/piqa.jsonl)")
+
+
+def test_without_the_harness(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    ended(run("eval", folder, "--tasks", "piqa"), 2, 'pip install "tokenformer[eval]"')
+
+
+def test_the_harness_is_imported_when_it_is_asked_for():
+    for path in Path(tasks.__file__).parent.glob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            names = [node.module] if isinstance(node, ast.ImportFrom) else [n.name for n in getattr(node, "names", [])]
+            assert not {"lm_eval", "datasets"} & {(name or "").split(".")[0] for name in names}
+
+
+@pytest.mark.parametrize(
+    ("task", "rows", "words"),
+    [
+        ("piqa", b"", ["piqa.jsonl has no rows"]),
+        ("piqa", b'{"goal": "a"\n', ["piqa.jsonl line 1 is not JSON"]),
+        ("piqa", b'{"goal": "\xff"}\n', ["piqa.jsonl line 1 is not JSON"]),
+        ("piqa", [ROWS["piqa"][0], ["a"]], ["line 2 is not a row"]),
+        ("piqa", [{"goal": "a", "sol1": "b"}], ["line 1 has no column 'sol2'; piqa needs goal, sol1, sol2, label"]),
+        ("piqa", [ROWS["piqa"][0] | {"label": 2}], ["line 1: label must be 0 or 1"]),
+        ("piqa", [ROWS["piqa"][0] | {"goal": None}], ["line 1: goal must be a str, not null"]),
+        ("arc_easy", [ROWS["arc_easy"][0] | {"answerKey": "E"}], ["line 1: choices must have"]),
+        ("arc_easy", [ROWS["arc_easy"][0] | {"choices": {"text": ["a"]}}], ["line 1: choices must have"]),
+        ("hellaswag", [ROWS["hellaswag"][0] | {"label": "4"}], ["line 1: label must be the number"]),
+        ("hellaswag", [ROWS["hellaswag"][0] | {"label": ""}], ["line 1: label must be the number"]),
+        ("winogrande", [ROWS["winogrande"][0] | {"sentence": "no gap"}], ["line 1: sentence must have a _"]),
+        ("winogrande", [ROWS["winogrande"][0] | {"answer": "3"}], ['answer be "1" or "2"']),
+        ("lambada_openai", [{"text": "word"}], ["line 1: text must have two words"]),
+    ],
+)
+def test_rows_that_do_not_fit(tmp_path, task, rows, words):
+    """Refused before a model is read, so none is needed here."""
+    data = write_data(tmp_path / "data", **{task: rows})
+    ended(run("eval", tmp_path / "model", "--tasks", task, "--data", data), 1, *words)
+
+
+def test_files_that_are_not_there(tmp_path):
+    ended(run("eval", "m", "--tasks", "piqa", "--data", tmp_path / "no"), 2, "no does not exist; check --data")
+    ended(run("eval", "m", "--tasks", "piqa", "--data", tmp_path), 2, "piqa.jsonl does not exist; --data needs a file")
