@@ -2,8 +2,9 @@
 
     make experiment NAME=equal_parameters
 
-Both kinds try the same rates at every size; the best is then repeated with other seeds where a run is short. `TRIALS`
-are changes of TokenFormer's defaults, tried at the smallest size.
+Both kinds try three rates at every size, the small sizes to the end, the others for a third of the steps; the best is
+then trained to the end, with three seeds where a run is short. `TRIALS` are changes of TokenFormer's defaults, tried at
+the smallest size.
 """
 
 from dataclasses import replace
@@ -11,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from lab.figures import OURS, THEIRS, draw, legend
-from lab.results import best, final, parameters, spread, write_results
-from lab.sizes import RATES, SEEDED, SIZES, models, scratch, seeded, sweep
+from lab.results import final, parameters, spread, write_results
+from lab.sizes import SIZES, models, rate_of, scratch, seeded, sweep
 from lab.spec import Run, TokenFormer
 from lab.tables import markdown, number, with_spread
 
@@ -38,26 +39,25 @@ TRIALS: dict[str, TokenFormer] = {
 
 def trials() -> dict[str, Run]:
     """One run a trial, at the rate that is best without it."""
-    chosen = best(sweep(SMALLEST))
-    if chosen is None:
+    rate = rate_of(SMALLEST)
+    if rate is None:
         return {}
-    runs = {name: scratch(model, chosen.lr) for name, model in TRIALS.items()}
-    return {**runs, "no weight decay": replace(chosen, weight_decay=0.0)}
+    runs = {name: scratch(model, rate) for name, model in TRIALS.items()}
+    return {**runs, "no weight decay": replace(scratch(SMALLEST, rate), weight_decay=0.0)}
 
 
 def plan() -> list[Run]:
-    """The small sizes, the trials, the seeds, the large sizes."""
-    small = [run for tokens in SEEDED for model in models(tokens) for run in sweep(model)]
-    large = [run for tokens in SIZES if tokens not in SEEDED for model in models(tokens) for run in sweep(model)]
-    repeated = [run for tokens in SEEDED for model in models(tokens) for run in seeded(model)]
-    return [*small, *trials().values(), *repeated, *large]
+    """The rates, the best of them with all seeds, the trials."""
+    kinds = [model for tokens in SIZES for model in models(tokens)]
+    rates, repeated = ([run for model in kinds for run in runs(model)] for runs in (sweep, seeded))
+    return [*rates, *repeated, *trials().values()]
 
 
 def report() -> None:
     """A table of losses, and two figures: loss against parameters, and against the rate."""
     findings: dict[str, Any] = {"sizes": [], "trials": {}}
     for tokens in SIZES:
-        ours, theirs = (seeded(model) or sweep(model) for model in models(tokens))
+        ours, theirs = (seeded(model) for model in models(tokens))
         losses = {}
         for name, runs in (("tokenformer", ours), ("gpt_neox", theirs)):
             done = [run for run in runs if final(run) is not None]
@@ -95,8 +95,7 @@ def _rates(findings: dict[str, Any]) -> Any:
             for size in findings["sizes"]:
                 points = {rate: loss for rate, loss in size.get(name, {}).get("rates", {}).items() if loss}
                 axes.plot([float(rate) for rate in points], list(points.values()), ".-", color=colour)
-        axes.set(xscale="log", xlabel="learning rate", ylabel="validation loss", xticks=RATES)
-        axes.set_xticklabels([f"{rate:g}" for rate in RATES])
+        axes.set(xscale="log", xlabel="learning rate", ylabel="validation loss")
 
     return panel
 

@@ -10,14 +10,10 @@ from .spec import NeoX, Run, TokenFormer
 
 SIZES = (32, 64, 128, 256)  # 0.26, 0.52, 1.05 and 2.1 million parameters without the embedding
 STEPS = 2000
-RATES = (1e-3, 2e-3, 4e-3)
+RATES = {TokenFormer: (1e-3, 2e-3, 4e-3), NeoX: (2e-3, 4e-3, 8e-3)}
 SEEDS = (0, 1, 2)
-SEEDED = (32, 64)  # the sizes that are trained with every seed
-
-
-def scratch(model: TokenFormer | NeoX, lr: float, seed: int = 0) -> Run:
-    """Training from random weights."""
-    return Run(model, lr, STEPS, seed)
+SMALL = (32, 64)  # the sizes that try every rate to the end, and are trained with every seed
+PROBE = 600  # steps that every rate is tried for at the larger sizes
 
 
 def models(tokens: int) -> tuple[TokenFormer, NeoX]:
@@ -26,12 +22,29 @@ def models(tokens: int) -> tuple[TokenFormer, NeoX]:
     return ours, equal_neox(ours)
 
 
+def is_small(model: TokenFormer | NeoX) -> bool:
+    """Whether it is one of the small sizes."""
+    return any(model in models(tokens) for tokens in SMALL)
+
+
+def scratch(model: TokenFormer | NeoX, lr: float, seed: int = 0) -> Run:
+    """Training from random weights."""
+    return Run(model, lr, STEPS, seed, marks=() if is_small(model) else (Run(model, lr, PROBE).decay_start,))
+
+
 def sweep(model: TokenFormer | NeoX) -> list[Run]:
-    """Every rate, with the first seed."""
-    return [scratch(model, rate) for rate in RATES]
+    """Every rate, with the first seed: to the end for the small sizes, for PROBE steps for the others."""
+    rates = RATES[type(model)]
+    return [scratch(model, rate) if is_small(model) else Run(model, rate, PROBE) for rate in rates]
 
 
-def seeded(model: TokenFormer | NeoX, seeds: tuple[int, ...] = SEEDS) -> list[Run]:
-    """Every seed, at the rate that did best; empty as long as it is not known."""
+def rate_of(model: TokenFormer | NeoX) -> float | None:
+    """The best of the rates, once all are tried."""
     chosen = best(sweep(model))
-    return [] if chosen is None else [scratch(model, chosen.lr, seed) for seed in seeds]
+    return None if chosen is None else chosen.lr
+
+
+def seeded(model: TokenFormer | NeoX) -> list[Run]:
+    """Training from scratch at the best rate, with every seed for the small sizes; empty as long as it is not known."""
+    rate = rate_of(model)
+    return [] if rate is None else [scratch(model, rate, seed) for seed in (SEEDS if is_small(model) else SEEDS[:1])]

@@ -67,6 +67,7 @@ class Run:
     weight_decay: float = 0.1
     batch: int = 8
     context: int = 256
+    marks: tuple[int, ...] = ()  # steps at which the state is kept too, for shorter runs with the same past
 
     @property
     def decay_start(self) -> int:
@@ -75,7 +76,7 @@ class Run:
     @property
     def cuts(self) -> list[int]:
         """Steps at which segments end."""
-        return sorted({*(growth.step for growth in self.growths), self.decay_start, self.steps} - {0})
+        return sorted({*self.marks, *(growth.step for growth in self.growths), self.decay_start, self.steps} - {0})
 
     def learning_rate(self, step: int) -> float:
         """The rate of a step."""
@@ -111,6 +112,7 @@ class Segment:
         """Of all that the state at its end depends on. What has its default value is left out of the hash."""
         run = self.run
         facts = {**_said(run), "model": _said(run.model), "kind": type(run.model).__name__, "end": self.end}
+        facts.pop("marks", None)
         facts["growths"] = [_said(growth) for growth in run.growths if growth.step < self.end]
         if run.schedule == "cosine":
             facts["steps"] = self.end

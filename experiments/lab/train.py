@@ -30,7 +30,7 @@ from .spec import Growth, NeoX, Run, Segment, TokenFormer
 
 STORE = Path(os.environ.get("LAB", Path(__file__).parents[2] / "runs" / "lab"))
 LOG_STEPS, VALIDATION_STEPS, SAVE_STEPS = 50, 100, 100
-FEW, MANY = 64, 512  # blocks that a validation on the way looks at, and one at the end of a segment
+FEW, SOME, MANY = 64, 128, 512  # blocks that a validation looks at: on the way, at growth, at the end of a run
 
 
 def folder_of(segment: Segment) -> Path:
@@ -63,7 +63,7 @@ class Training:
         self.blocks = TrainingBlocks(self.run.text, self.run.context, self.run.seed)
         if self.step == segment.start and any(g.step == segment.start for g in self.run.growths):
             self._grow(next(g for g in self.run.growths if g.step == segment.start))
-            self.measure("growth", self.validate("validation", MANY))
+            self.measure("growth", self.validate("validation", SOME))
         frozen = self.growth is not None and self.growth.trains == "new"
         self.frozen = FrozenRows(self.model, self.model.last_growth) if frozen else None
         ramp = self.growth is not None and self.growth.tau_steps and self.growth.step == segment.start
@@ -155,8 +155,10 @@ class Training:
                 self.measure("validation", self.validate("validation", FEW))
             if self.step % SAVE_STEPS == 0:
                 self.save("part.pt")
-        self.measure("end", self.validate("validation", MANY), seconds_per_step=(time.perf_counter() - began) / steps)
-        if self.segment.end == self.run.steps:
+        is_last = self.segment.end == self.run.steps
+        seconds = (time.perf_counter() - began) / max(1, steps)
+        self.measure("end", self.validate("validation", MANY if is_last else SOME), seconds_per_step=seconds)
+        if is_last:
             self.measure("test", self.validate("test", MANY))
         self.save("state.pt")
         result = {"run": asdict(self.run), "start": self.segment.start, "end": self.segment.end, "lines": self.lines}
@@ -173,7 +175,8 @@ def gradient_norms(model: nn.Module) -> dict[str, float]:
 
 def segment_from(facts: dict[str, Any]) -> Segment:
     """A segment from JSON."""
-    run, kinds = dict(facts["run"]), {"TokenFormer": TokenFormer, "NeoX": NeoX}
+    run = {key: _tuples(value) for key, value in facts["run"].items()}
+    kinds = {"TokenFormer": TokenFormer, "NeoX": NeoX}
     model = {key: _tuples(value) for key, value in run.pop("model").items()}
     growths = tuple(Growth(**growth) for growth in run.pop("growths"))
     return Segment(Run(model=kinds[facts["kind"]](**model), growths=growths, **run), facts["start"], facts["end"])

@@ -12,8 +12,8 @@ from typing import Any
 
 from lab.figures import colour, draw, legend
 from lab.models import config_of
-from lab.results import best, final, flops, lines, shape_at, spread, write_results
-from lab.sizes import SEEDS, SIZES, models, sweep
+from lab.results import final, flops, lines, shape_at, spread, write_results
+from lab.sizes import SEEDS, SIZES, models, rate_of, sweep
 from lab.spec import Growth, NeoX, Run, TokenFormer
 from lab.tables import markdown, with_spread
 
@@ -24,7 +24,6 @@ BASE, BUDGETS = 1200, (250, 500, 1000)
 SMALL = {"tokenformer": TokenFormer(31), "gpt_neox": NeoX(72)}
 WAYS = {
     "TokenFormer, split": ("tokenformer", "split", SEEDS),
-    "TokenFormer, zero": ("tokenformer", "zero", SEEDS[:1]),
     "TokenFormer, random": ("tokenformer", "random", SEEDS[:1]),
     "Transformer, Net2Net": ("gpt_neox", "net2net", SEEDS),
 }
@@ -34,14 +33,13 @@ def runs(way: str) -> dict[int, list[Run]]:
     """For every budget the runs with all seeds; empty as long as the best rate is not known."""
     kind, method, seeds = WAYS[way]
     nearest = dict(zip(SMALL, models(SIZES[0]), strict=True))[kind]
-    chosen = best(sweep(nearest))
-    if chosen is None:
+    rate = rate_of(nearest)
+    if rate is None:
         return {}
     growth = (Growth(BASE, 4, method),)
     return {
         budget: [
-            Run(SMALL[kind], chosen.lr, BASE + budget, seed, growth, decay=budget / 5 / (BASE + budget))
-            for seed in seeds
+            Run(SMALL[kind], rate, BASE + budget, seed, growth, decay=budget / 5 / (BASE + budget)) for seed in seeds
         ]
         for budget in BUDGETS
     }

@@ -14,18 +14,18 @@ from typing import Any
 from lab.figures import colour, draw
 from lab.results import best, final, spread, write_results
 from lab.sizes import RATES, SEEDS, models
-from lab.spec import Run
+from lab.spec import NeoX, Run
 from lab.tables import markdown, with_spread
 
 HERE = Path(__file__).parent
-STEPS = 1000
+STEPS = 800
 _, TRANSFORMER = models(32)
 PARTS = ("query", "key", "value", "dense", "mlp")
 
 
 def sweep(parts: tuple[str, ...]) -> list[Run]:
     """Every rate, with the first seed."""
-    return [Run(replace(TRANSFORMER, replaced=parts), rate, STEPS) for rate in RATES]
+    return [Run(replace(TRANSFORMER, replaced=parts), rate, STEPS) for rate in RATES[NeoX]]
 
 
 def variants() -> dict[str, list[Run]]:

@@ -7,13 +7,13 @@ The trunk of a ladder never decays: the smallest model trains for BASE steps at 
 that size. The ladder's compute is that of the trunk and of all branches.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from lab.figures import OURS, THEIRS, colour, draw, legend
-from lab.results import best, curve, final, flops, shape_at, write_results
-from lab.sizes import RATES, SEEDS, SIZES, STEPS, models, scratch, sweep
+from lab.results import curve, final, flops, shape_at, write_results
+from lab.sizes import RATES, SEEDS, SIZES, STEPS, models, rate_of, scratch, seeded, sweep
 from lab.spec import Growth, Run, TokenFormer
 from lab.tables import markdown, number
 
@@ -50,41 +50,39 @@ class Ladder:
         return [self.run(rung, lr, seed) for rung in range(1, len(self.factors) + 1)]
 
 
+TWO = (2, 2)  # the first two steps of the ladder, on which most variants are compared
 VARIANTS: dict[str, Ladder] = {
     "split": Ladder(),
     "zero": Ladder(growth={"method": "zero"}),
-    "zero, tau raised": Ladder(growth={"method": "zero", "tau_steps": 200}),
-    "random (the authors')": Ladder(growth={"method": "random"}),
-    "split, Adam reset": Ladder(growth={"adam": "reset"}),
-    "split, re-warmed": Ladder(growth={"rewarm": 100}),
-    "split, less noise": Ladder(growth={"noise": 0.3}),
-    "zero, new tokens only": Ladder(growth={"method": "zero", "trains": "new"}),
-    "cosine a stage, random (the paper's)": Ladder(growth={"method": "random", "adam": "reset"}, cosine=True),
-    "cosine a stage, split": Ladder(cosine=True),
-    "grown early": Ladder(base=800),
-    "8x at once": Ladder(hold=760, factors=(8,)),
+    "zero, tau raised over 200 steps": Ladder(factors=TWO, growth={"method": "zero", "tau_steps": 200}),
+    "random (the authors' code)": Ladder(factors=TWO, growth={"method": "random"}),
+    "split, Adam reset": Ladder(factors=TWO, growth={"adam": "reset"}),
+    "zero, only new tokens train": Ladder(factors=TWO, growth={"method": "zero", "trains": "new"}),
+    "split, grown early": Ladder(factors=TWO, base=800),
+    "a cosine a stage, random, Adam reset (the paper)": Ladder(
+        growth={"method": "random", "adam": "reset"}, cosine=True
+    ),
+    "a cosine a stage, split": Ladder(factors=TWO, cosine=True),
+    "split, 8x at once": Ladder(hold=760, factors=(8,)),
+    "split, noise 0.3": Ladder(factors=TWO, growth={"noise": 0.3}),
 }
 BEST = VARIANTS["split"]
+SHORT_BEST = replace(BEST, factors=TWO)
+FIRST = 10  # runs that come before those from scratch: the four methods
 SHORTER = {"half as long": Ladder(hold=200, decay=150), "a quarter as long": Ladder(hold=100, decay=75)}
 
 
-def rate() -> float | None:
-    """The rate of the ladders: the one that is best for the smallest size."""
-    chosen = best(sweep(SMALLEST))
-    return None if chosen is None else chosen.lr
-
-
 def plan() -> list[Run]:
-    """The methods, from scratch with all rates, the other variants, then the best with other rates and seeds."""
-    lr = rate()
+    """The methods, from scratch, the other variants, then the best with other rates and seeds."""
+    lr = rate_of(SMALLEST)
     if lr is None:
         return sweep(SMALLEST)
     ladders = [run for ladder in {**VARIANTS, **SHORTER}.values() for run in ladder.runs(lr)]
-    ladders += [run for other in RATES for run in BEST.runs(other)]
-    ladders += [run for seed in SEEDS for run in [scratch(SMALLEST, lr, seed), *BEST.runs(lr, seed)]]
-    peers = [run for tokens in SIZES for model in models(tokens) for run in sweep(model)]
-    methods = 4 * len(BEST.factors)
-    return [*ladders[:methods], *peers, *ladders[methods:]]
+    ladders += [run for other in RATES[TokenFormer] for run in SHORT_BEST.runs(other)]
+    ladders += [run for seed in SEEDS for run in [scratch(SMALLEST, lr, seed), *SHORT_BEST.runs(lr, seed)]]
+    kinds = [model for tokens in SIZES for model in models(tokens)]
+    peers = [run for model in kinds for run in sweep(model)] + [run for model in kinds for run in seeded(model)[:1]]
+    return [*ladders[:FIRST], *peers, *ladders[FIRST:]]
 
 
 def compute(runs: list[Run]) -> float:
@@ -98,9 +96,9 @@ def from_scratch() -> dict[str, dict[str, Run]]:
     found: dict[str, dict[str, Run]] = {}
     for tokens in SIZES:
         for name, model in zip(("tokenformer", "gpt_neox"), models(tokens), strict=True):
-            chosen = best(sweep(model))
-            if chosen is not None:
-                found.setdefault(str(tokens), {})[name] = chosen
+            for run in seeded(model)[:1]:
+                if final(run) is not None:
+                    found.setdefault(str(tokens), {})[name] = run
     return found
 
 
@@ -124,7 +122,7 @@ def climbed(ladder: Ladder, lr: float, seed: int = 0) -> dict[str, Any] | None:
 
 def report() -> None:
     """Losses of all sizes by variant, the ratio of compute, and the curves."""
-    lr, findings = rate(), {}
+    lr, findings = rate_of(SMALLEST), {}
     findings["scratch"] = {
         tokens: {
             name: {"lr": run.lr, "validation": final(run), "test": final(run, "test"), "flops": flops(run)}
@@ -135,14 +133,14 @@ def report() -> None:
     if lr is not None:
         findings["rate"] = lr
         findings["variants"] = {name: climbed(ladder, lr) for name, ladder in {**VARIANTS, **SHORTER}.items()}
-        findings["rates"] = {f"{other:g}": climbed(BEST, other) for other in RATES}
-        findings["seeds"] = {str(seed): climbed(BEST, lr, seed) for seed in SEEDS}
+        findings["rates"] = {f"{other:g}": climbed(SHORT_BEST, other) for other in RATES[TokenFormer]}
+        findings["seeds"] = {str(seed): climbed(SHORT_BEST, lr, seed) for seed in SEEDS}
     write_results(HERE, findings, plan())
     draw(HERE / "ladder.png", [_curves, _ends], size=(6, 4.2))
 
 
 def _curves(axes: Any) -> None:
-    lr = rate()
+    lr = rate_of(SMALLEST)
     for tokens, kinds in from_scratch().items():
         for name, run in kinds.items():
             axes.plot(*curve(run), color=THEIRS if name == "gpt_neox" else colour(2), lw=0.8, alpha=0.8)
@@ -158,7 +156,7 @@ def _curves(axes: Any) -> None:
 
 def _ends(axes: Any) -> None:
     """Where each size ends: all compute spent up to that size, and its loss."""
-    lr = rate()
+    lr = rate_of(SMALLEST)
     for name, hue in (("tokenformer", colour(2)), ("gpt_neox", THEIRS)):
         spent, at, losses = 0.0, [], []
         for kinds in from_scratch().values():
