@@ -43,7 +43,7 @@ class Growth:
 
     step: int
     factor: float = 2
-    method: str = "split"  # zero, random; net2net for a Transformer
+    method: str = "split"  # rotate, zero, random; net2net for a Transformer
     adam: str = "carry"  # or reset
     trains: str = "all"  # or new
     noise: float = 1.0  # of split

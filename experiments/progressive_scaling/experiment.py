@@ -52,6 +52,7 @@ class Ladder:
 
 TWO = (2, 2)  # the first two steps of the ladder, on which most variants are compared
 VARIANTS: dict[str, Ladder] = {
+    "rotate": Ladder(growth={"method": "rotate"}),
     "split": Ladder(),
     "zero": Ladder(growth={"method": "zero"}),
     "zero, tau raised over 200 steps": Ladder(factors=TWO, growth={"method": "zero", "tau_steps": 200}),
@@ -68,7 +69,7 @@ VARIANTS: dict[str, Ladder] = {
 }
 BEST = VARIANTS["split"]
 SHORT_BEST = replace(BEST, factors=TWO)
-FIRST = 10  # runs that come before those from scratch: the four methods
+FIRST = 13  # runs that come before those from scratch: the five methods
 SHORTER = {"half as long": Ladder(hold=200, decay=150), "a quarter as long": Ladder(hold=100, decay=75)}
 
 
