@@ -12,13 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from lab.figures import OURS, THEIRS, draw, legend
+from lab.models import equal_neox
 from lab.results import final, parameters, spread, write_results
-from lab.sizes import SIZES, models, rate_of, scratch, seeded, sweep
-from lab.spec import Run, TokenFormer
+from lab.sizes import scratch, seeded, sweep
+from lab.spec import NeoX, Run, TokenFormer
 from lab.tables import markdown, number, with_spread
 
 HERE = Path(__file__).parent
-SMALLEST = TokenFormer(SIZES[0])
+WIDTHS = (64, 96, 128)
+SMALLEST = TokenFormer(WIDTHS[0], width=WIDTHS[0])
+
+
+def pair(width: int) -> tuple[TokenFormer, NeoX]:
+    """Ours in the shape of the paper's models, with as many tokens as the width, and the Transformer."""
+    ours = TokenFormer(width, width=width)
+    return ours, equal_neox(ours)
 
 
 def changed(**changes: Any) -> TokenFormer:
@@ -27,37 +35,36 @@ def changed(**changes: Any) -> TokenFormer:
 
 
 VALUES = 2 / (SMALLEST.layers * SMALLEST.width**0.5)
-TRIALS: dict[str, TokenFormer] = {
-    "keys N(0, 0.01)": changed(initializer_range=0.01),
-    "keys N(0, 0.05)": changed(initializer_range=0.05),
-    "values at half the scale": changed(value_initializer_range=VALUES / 2),
-    "values at twice the scale": changed(value_initializer_range=VALUES * 2),
-    "tau half as large": replace(SMALLEST, tau=0.5),
-    "tau twice as large": replace(SMALLEST, tau=2.0),
+TRIALS: dict[str, tuple[TokenFormer, float]] = {
+    "keys N(0, 0.05)": (changed(initializer_range=0.05), 2e-3),
+    "keys N(0, 0.1)": (changed(initializer_range=0.1), 2e-3),
+    "keys N(0, 0.1), rate 4e-3": (changed(initializer_range=0.1), 4e-3),
+    "values at half the scale": (changed(value_initializer_range=VALUES / 2), 2e-3),
+    "values at twice the scale": (changed(value_initializer_range=VALUES * 2), 2e-3),
+    "tau half as large": (replace(SMALLEST, tau=0.5), 2e-3),
+    "tau twice as large": (replace(SMALLEST, tau=2.0), 2e-3),
+    "GeLU before the norm": (replace(SMALLEST, kind="gelu_l2"), 2e-3),
 }
 
 
 def trials() -> dict[str, Run]:
-    """One run a trial, at the rate that is best without it."""
-    rate = rate_of(SMALLEST)
-    if rate is None:
-        return {}
-    runs = {name: scratch(model, rate) for name, model in TRIALS.items()}
-    return {**runs, "no weight decay": replace(scratch(SMALLEST, rate), weight_decay=0.0)}
+    """One run a trial."""
+    runs = {name: scratch(model, rate) for name, (model, rate) in TRIALS.items()}
+    return {**runs, "no weight decay": replace(scratch(SMALLEST, 2e-3), weight_decay=0.0)}
 
 
 def plan() -> list[Run]:
-    """The rates, the best of them with all seeds, the trials."""
-    kinds = [model for tokens in SIZES for model in models(tokens)]
+    """The rates of the smallest size, the trials, the other rates, the best of them with all seeds."""
+    kinds = [model for width in WIDTHS for model in pair(width)]
     rates, repeated = ([run for model in kinds for run in runs(model)] for runs in (sweep, seeded))
-    return [*rates, *repeated, *trials().values()]
+    return [*sweep(SMALLEST), *trials().values(), *rates, *repeated]
 
 
 def report() -> None:
     """A table of losses, and two figures: loss against parameters, and against the rate."""
     findings: dict[str, Any] = {"sizes": [], "trials": {}}
-    for tokens in SIZES:
-        ours, theirs = (seeded(model) for model in models(tokens))
+    for width in WIDTHS:
+        ours, theirs = (seeded(model) for model in pair(width))
         losses = {}
         for name, runs in (("tokenformer", ours), ("gpt_neox", theirs)):
             done = [run for run in runs if final(run) is not None]
@@ -69,7 +76,7 @@ def report() -> None:
                     "test": spread([final(run, "test") or 0.0 for run in done]),
                     "rates": {f"{run.lr:g}": final(run) for run in sweep(done[0].model)},
                 }
-        findings["sizes"].append({"tokens": tokens, **losses})
+        findings["sizes"].append({"width": width, **losses})
     findings["trials"] = {name: final(run) for name, run in trials().items()}
     write_results(HERE, findings, plan())
     draw(HERE / "loss.png", [_sizes(findings), _rates(findings)])

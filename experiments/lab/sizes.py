@@ -1,10 +1,14 @@
 """What the language experiments have in common: sizes, rates, seeds, steps, and training from scratch.
 
-A size is the number of parameter tokens of a projection; the FFN has four times as many. Width 128, 4 layers, 4 heads,
-256 bytes of context, 2048 bytes a step.
+4 layers, 4 heads, 256 bytes of context, 2048 bytes a step. A size of the ladder is the number of parameter tokens of a
+projection, at width 128; the FFN has four times as many.
 """
 
-from .models import equal_neox
+from functools import cache
+
+from tokenformer import cost
+
+from .models import config_of, equal_neox
 from .results import best
 from .spec import NeoX, Run, TokenFormer
 
@@ -12,7 +16,7 @@ SIZES = (32, 64, 128, 256)  # 0.26, 0.52, 1.05 and 2.1 million parameters withou
 STEPS = 2000
 RATES = {TokenFormer: (1e-3, 2e-3, 4e-3), NeoX: (2e-3, 4e-3, 8e-3)}
 SEEDS = (0, 1, 2)
-SMALL = (32, 64)  # the sizes that try every rate to the end, and are trained with every seed
+SMALL = 700_000  # parameters up to which every rate is tried to the end, and the best trained with every seed
 PROBE = 600  # steps that every rate is tried for at the larger sizes
 
 
@@ -22,9 +26,10 @@ def models(tokens: int) -> tuple[TokenFormer, NeoX]:
     return ours, equal_neox(ours)
 
 
+@cache
 def is_small(model: TokenFormer | NeoX) -> bool:
     """Whether it is one of the small sizes."""
-    return any(model in models(tokens) for tokens in SMALL)
+    return cost.parameters(config_of(model)).total < SMALL
 
 
 def scratch(model: TokenFormer | NeoX, lr: float, seed: int = 0) -> Run:

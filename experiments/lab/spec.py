@@ -34,6 +34,7 @@ class NeoX:
     layers: int = 4
     heads: int = 4
     parallel_residual: bool = False
+    ffn: int | None = None  # None: four times the width
     replaced: tuple[str, ...] = ()  # of query, key, value, dense (the output projection) and mlp
 
 
