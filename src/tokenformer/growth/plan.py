@@ -77,8 +77,8 @@ def plan_growth(
         raise BadRequestError(f"grow: method={method!r} is not known; {did_you_mean(method, METHODS)}")
     if method == "random" and exact:
         raise BadRequestError(
-            "grow: method='random' changes what the model computes; say exact=False to accept that, or use 'zero' or "
-            "'split'"
+            "grow: method='random' changes what the model computes; say exact=False to accept that, or use 'zero', "
+            "'split' or 'rotate'"
         )
     layers = dict(pattention_layers(model))
     if not layers:
