@@ -35,29 +35,28 @@ def changed(**changes: Any) -> TokenFormer:
 
 
 VALUES = 2 / (SMALLEST.layers * SMALLEST.width**0.5)
-TRIALS: dict[str, tuple[TokenFormer, float]] = {
-    "keys N(0, 0.05)": (changed(initializer_range=0.05), 2e-3),
-    "keys N(0, 0.1)": (changed(initializer_range=0.1), 2e-3),
-    "keys N(0, 0.1), rate 4e-3": (changed(initializer_range=0.1), 4e-3),
-    "values at half the scale": (changed(value_initializer_range=VALUES / 2), 2e-3),
-    "values at twice the scale": (changed(value_initializer_range=VALUES * 2), 2e-3),
-    "tau half as large": (replace(SMALLEST, tau=0.5), 2e-3),
-    "tau twice as large": (replace(SMALLEST, tau=2.0), 2e-3),
-    "GeLU before the norm": (replace(SMALLEST, kind="gelu_l2"), 2e-3),
+PEER = pair(WIDTHS[0])[1]
+TRIALS: dict[str, Run] = {
+    "keys and embedding N(0, 0.05)": scratch(changed(initializer_range=0.05), 2e-3),
+    "keys N(0, 0.1)": scratch(replace(SMALLEST, keys=5.0), 2e-3),
+    "embedding N(0, 0.1)": scratch(replace(changed(initializer_range=0.1), keys=0.2), 2e-3),
+    "keys and embedding N(0, 0.1)": scratch(changed(initializer_range=0.1), 2e-3),
+    "keys and embedding N(0, 0.1), rate 4e-3": scratch(changed(initializer_range=0.1), 4e-3),
+    "GPT-NeoX: everything N(0, 0.05)": scratch(replace(PEER, init=0.05), 4e-3),
+    "values at half the scale": scratch(changed(value_initializer_range=VALUES / 2), 2e-3),
+    "values at twice the scale": scratch(changed(value_initializer_range=VALUES * 2), 2e-3),
+    "tau half as large": scratch(replace(SMALLEST, tau=0.5), 2e-3),
+    "tau twice as large": scratch(replace(SMALLEST, tau=2.0), 2e-3),
+    "GeLU before the norm": scratch(replace(SMALLEST, kind="gelu_l2"), 2e-3),
+    "no weight decay": replace(scratch(SMALLEST, 2e-3), weight_decay=0.0),
 }
-
-
-def trials() -> dict[str, Run]:
-    """One run a trial."""
-    runs = {name: scratch(model, rate) for name, (model, rate) in TRIALS.items()}
-    return {**runs, "no weight decay": replace(scratch(SMALLEST, 2e-3), weight_decay=0.0)}
 
 
 def plan() -> list[Run]:
     """The rates of the smallest size, the trials, the other rates, the best of them with all seeds."""
     kinds = [model for width in WIDTHS for model in pair(width)]
     rates, repeated = ([run for model in kinds for run in runs(model)] for runs in (sweep, seeded))
-    return [*sweep(SMALLEST), *trials().values(), *rates, *repeated]
+    return [*sweep(SMALLEST), *TRIALS.values(), *rates, *repeated]
 
 
 def report() -> None:
@@ -77,7 +76,7 @@ def report() -> None:
                     "rates": {f"{run.lr:g}": final(run) for run in sweep(done[0].model)},
                 }
         findings["sizes"].append({"width": width, **losses})
-    findings["trials"] = {name: final(run) for name, run in trials().items()}
+    findings["trials"] = {name: final(run) for name, run in TRIALS.items()}
     write_results(HERE, findings, plan())
     draw(HERE / "loss.png", [_sizes(findings), _rates(findings)])
 

@@ -32,6 +32,7 @@ def config_of(shape: TokenFormer | NeoX, context: int = 256) -> PreTrainedConfig
         **common,
         intermediate_size=shape.ffn or 4 * shape.width,
         use_parallel_residual=shape.parallel_residual,
+        initializer_range=shape.init,
         rope_parameters={
             "rope_type": "default",
             "rope_theta": 10000.0,
@@ -56,6 +57,7 @@ def build(shape: TokenFormer | NeoX, context: int = 256) -> Any:
     model = TokenFormerForCausalLM(config)
     for _, layer in pattention_layers(model):
         layer.tau *= shape.tau
+        layer.key_tokens.data *= shape.keys
     return model
 
 

@@ -23,6 +23,7 @@ class TokenFormer:
     heads: int = 4
     kind: str = "l2_gelu"
     tau: float = 1.0  # in units of the default √n
+    keys: float = 1.0  # the scale of new keys, in units of the default
     changes: tuple[tuple[str, Any], ...] = ()  # other fields of TokenFormerConfig
 
 
@@ -35,6 +36,7 @@ class NeoX:
     heads: int = 4
     parallel_residual: bool = False
     ffn: int | None = None  # None: four times the width
+    init: float = 0.02  # standard deviation of new weights
     replaced: tuple[str, ...] = ()  # of query, key, value, dense (the output projection) and mlp
 
 

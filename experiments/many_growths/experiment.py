@@ -26,8 +26,8 @@ STEPS, FIRST, EVERY = 1200, 240, 90
 WAYS: dict[str, tuple[list[int], str, tuple[int, ...]]] = {
     "8 steps, zero": ([16, 30, 44, 58, 72, 86, 100, 114, 128], "zero", SEEDS),
     "1 step, zero": ([16, 128], "zero", SEEDS),
-    "3 steps, split": ([16, 32, 64, 128], "split", SEEDS[:1]),
-    "1 step, split": ([16, 128], "split", SEEDS[:1]),
+    "3 steps, rotate": ([16, 32, 64, 128], "rotate", SEEDS),
+    "1 step, rotate": ([16, 128], "rotate", SEEDS),
 }
 
 

@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 BASE, BUDGETS = 1200, (250, 500, 1000)
 SMALL = {"tokenformer": TokenFormer(31), "gpt_neox": NeoX(72)}
 WAYS = {
-    "TokenFormer, split": ("tokenformer", "split", SEEDS),
+    "TokenFormer, rotate": ("tokenformer", "rotate", SEEDS),
     "TokenFormer, random": ("tokenformer", "random", SEEDS[:1]),
     "Transformer, Net2Net": ("gpt_neox", "net2net", SEEDS),
 }

@@ -51,26 +51,29 @@ class Ladder:
 
 
 TWO = (2, 2)  # the first two steps of the ladder, on which most variants are compared
+ROTATE = {"method": "rotate"}
 VARIANTS: dict[str, Ladder] = {
-    "rotate": Ladder(growth={"method": "rotate"}),
+    "rotate": Ladder(growth=ROTATE),
     "split": Ladder(),
     "zero": Ladder(growth={"method": "zero"}),
     "zero, tau raised over 200 steps": Ladder(factors=TWO, growth={"method": "zero", "tau_steps": 200}),
     "random (the authors' code)": Ladder(factors=TWO, growth={"method": "random"}),
-    "split, Adam reset": Ladder(factors=TWO, growth={"adam": "reset"}),
-    "zero, only new tokens train": Ladder(factors=TWO, growth={"method": "zero", "trains": "new"}),
-    "split, grown early": Ladder(factors=TWO, base=800),
+    "rotate, Adam reset": Ladder(factors=TWO, growth={**ROTATE, "adam": "reset"}),
+    "rotate, only new tokens train": Ladder(factors=TWO, growth={**ROTATE, "trains": "new"}),
+    "rotate, grown early": Ladder(factors=TWO, base=800, growth=ROTATE),
+    "rotate, 8x at once": Ladder(hold=760, factors=(8,), growth=ROTATE),
     "a cosine a stage, random, Adam reset (the paper)": Ladder(
         growth={"method": "random", "adam": "reset"}, cosine=True
     ),
-    "a cosine a stage, split": Ladder(factors=TWO, cosine=True),
-    "split, 8x at once": Ladder(hold=760, factors=(8,)),
-    "split, noise 0.3": Ladder(factors=TWO, growth={"noise": 0.3}),
+    "a cosine a stage, rotate": Ladder(factors=TWO, growth=ROTATE, cosine=True),
 }
-BEST = VARIANTS["split"]
+BEST = VARIANTS["rotate"]
 SHORT_BEST = replace(BEST, factors=TWO)
 FIRST = 13  # runs that come before those from scratch: the five methods
-SHORTER = {"half as long": Ladder(hold=200, decay=150), "a quarter as long": Ladder(hold=100, decay=75)}
+SHORTER = {
+    "rotate, half as long": Ladder(hold=200, decay=150, growth=ROTATE),
+    "rotate, a quarter as long": Ladder(hold=100, decay=75, growth=ROTATE),
+}
 
 
 def plan() -> list[Run]:
