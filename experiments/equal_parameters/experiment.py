@@ -14,7 +14,7 @@ from typing import Any
 from lab.figures import OURS, THEIRS, draw, legend
 from lab.models import equal_neox
 from lab.results import final, parameters, spread, write_results
-from lab.sizes import scratch, seeded, sweep
+from lab.sizes import PROBE, scratch, seeded, sweep
 from lab.spec import NeoX, Run, TokenFormer
 from lab.tables import markdown, number, with_spread
 
@@ -43,6 +43,12 @@ TRIALS: dict[str, Run] = {
     "keys and embedding N(0, 0.1)": scratch(changed(initializer_range=0.1), 2e-3),
     "keys and embedding N(0, 0.1), rate 4e-3": scratch(changed(initializer_range=0.1), 4e-3),
     "GPT-NeoX: everything N(0, 0.05)": scratch(replace(PEER, init=0.05), 4e-3),
+    **{
+        f"width 128, {PROBE} steps, keys and embedding N(0, {std:g}), rate {rate:g}": Run(
+            TokenFormer(128, changes=(("initializer_range", std),)), rate, PROBE
+        )
+        for std, rate in ((0.02, 2e-3), (0.035, 2e-3), (0.07, 2e-3), (0.1, 2e-3), (0.07, 1e-3), (0.07, 4e-3))
+    },
     "values at half the scale": scratch(changed(value_initializer_range=VALUES / 2), 2e-3),
     "values at twice the scale": scratch(changed(value_initializer_range=VALUES * 2), 2e-3),
     "tau half as large": scratch(replace(SMALLEST, tau=0.5), 2e-3),
