@@ -49,6 +49,12 @@ TRIALS: dict[str, Run] = {
         )
         for std, rate in ((0.02, 2e-3), (0.035, 2e-3), (0.07, 2e-3), (0.1, 2e-3), (0.07, 1e-3), (0.07, 4e-3))
     },
+    **{
+        f"GPT-NeoX of width 148, {PROBE} steps, everything N(0, {std:g}), rate 4e-3": Run(
+            replace(pair(128)[1], init=std), 4e-3, PROBE
+        )
+        for std in (0.02, 0.035, 0.05, 0.08)
+    },
     "values at half the scale": scratch(changed(value_initializer_range=VALUES / 2), 2e-3),
     "values at twice the scale": scratch(changed(value_initializer_range=VALUES * 2), 2e-3),
     "tau half as large": scratch(replace(SMALLEST, tau=0.5), 2e-3),
