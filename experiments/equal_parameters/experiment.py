@@ -14,33 +14,28 @@ from typing import Any
 from lab.figures import OURS, THEIRS, draw, legend
 from lab.models import equal_neox
 from lab.results import final, parameters, spread, write_results
-from lab.sizes import PROBE, scratch, seeded, sweep
-from lab.spec import NeoX, Run, TokenFormer
+from lab.sizes import PROBE, models, scratch, seeded, sweep
+from lab.spec import Run, TokenFormer
 from lab.tables import markdown, number, with_spread
 
 HERE = Path(__file__).parent
-WIDTHS = (64, 96, 128)
-SMALLEST = TokenFormer(WIDTHS[0], width=WIDTHS[0])
-
-
-def pair(width: int) -> tuple[TokenFormer, NeoX]:
-    """Ours in the shape of the paper's models, with as many tokens as the width, and the Transformer."""
-    ours = TokenFormer(width, width=width)
-    return ours, equal_neox(ours)
+WIDTHS = (64, 96, 128)  # as many tokens as the width: the shape of the paper's models
+PAPER = TokenFormer(64, width=64)  # with the paper's initialisation, of which the trials are changes
+PEER = equal_neox(PAPER)
+VALUES = 2 / (PAPER.layers * PAPER.width**0.5)
 
 
 def changed(**changes: Any) -> TokenFormer:
     """The smallest model with other fields in its configuration."""
-    return replace(SMALLEST, changes=tuple(changes.items()))
+    return replace(PAPER, changes=tuple(changes.items()))
 
 
-VALUES = 2 / (SMALLEST.layers * SMALLEST.width**0.5)
-PEER = pair(WIDTHS[0])[1]
 TRIALS: dict[str, Run] = {
     "keys and embedding N(0, 0.05)": scratch(changed(initializer_range=0.05), 2e-3),
-    "keys N(0, 0.1)": scratch(replace(SMALLEST, keys=5.0), 2e-3),
+    "keys N(0, 0.1)": scratch(replace(PAPER, keys=5.0), 2e-3),
     "embedding N(0, 0.1)": scratch(replace(changed(initializer_range=0.1), keys=0.2), 2e-3),
     "keys and embedding N(0, 0.1)": scratch(changed(initializer_range=0.1), 2e-3),
+    "keys and embedding N(0, 0.125)": scratch(changed(initializer_range=0.125), 2e-3),
     "keys and embedding N(0, 0.1), rate 4e-3": scratch(changed(initializer_range=0.1), 4e-3),
     "GPT-NeoX: everything N(0, 0.05)": scratch(replace(PEER, init=0.05), 4e-3),
     **{
@@ -51,31 +46,31 @@ TRIALS: dict[str, Run] = {
     },
     **{
         f"GPT-NeoX of width 148, {PROBE} steps, everything N(0, {std:g}), rate 4e-3": Run(
-            replace(pair(128)[1], init=std), 4e-3, PROBE
+            replace(equal_neox(TokenFormer(128)), init=std), 4e-3, PROBE
         )
         for std in (0.02, 0.035, 0.05, 0.08)
     },
     "values at half the scale": scratch(changed(value_initializer_range=VALUES / 2), 2e-3),
     "values at twice the scale": scratch(changed(value_initializer_range=VALUES * 2), 2e-3),
-    "tau half as large": scratch(replace(SMALLEST, tau=0.5), 2e-3),
-    "tau twice as large": scratch(replace(SMALLEST, tau=2.0), 2e-3),
-    "GeLU before the norm": scratch(replace(SMALLEST, kind="gelu_l2"), 2e-3),
-    "no weight decay": replace(scratch(SMALLEST, 2e-3), weight_decay=0.0),
+    "tau half as large": scratch(replace(PAPER, tau=0.5), 2e-3),
+    "tau twice as large": scratch(replace(PAPER, tau=2.0), 2e-3),
+    "GeLU before the norm": scratch(replace(PAPER, kind="gelu_l2"), 2e-3),
+    "no weight decay": replace(scratch(PAPER, 2e-3), weight_decay=0.0),
 }
 
 
 def plan() -> list[Run]:
-    """The rates of the smallest size, the trials, the other rates, the best of them with all seeds."""
-    kinds = [model for width in WIDTHS for model in pair(width)]
+    """The trials, the rates, the best of them with all seeds."""
+    kinds = [model for width in WIDTHS for model in models(width, width)]
     rates, repeated = ([run for model in kinds for run in runs(model)] for runs in (sweep, seeded))
-    return [*sweep(SMALLEST), *TRIALS.values(), *rates, *repeated]
+    return [*TRIALS.values(), *sweep(PAPER), *sweep(PEER), *rates, *repeated]
 
 
 def report() -> None:
     """A table of losses, and two figures: loss against parameters, and against the rate."""
     findings: dict[str, Any] = {"sizes": [], "trials": {}}
     for width in WIDTHS:
-        ours, theirs = (seeded(model) for model in pair(width))
+        ours, theirs = (seeded(model) for model in models(width, width))
         losses = {}
         for name, runs in (("tokenformer", ours), ("gpt_neox", theirs)):
             done = [run for run in runs if final(run) is not None]
@@ -88,6 +83,10 @@ def report() -> None:
                     "rates": {f"{run.lr:g}": final(run) for run in sweep(done[0].model)},
                 }
         findings["sizes"].append({"width": width, **losses})
+    findings["paper_initialisation"] = {
+        name: {f"{run.lr:g}": final(run) for run in sweep(model)}
+        for name, model in (("tokenformer", PAPER), ("gpt_neox", PEER))
+    }
     findings["trials"] = {name: final(run) for name, run in TRIALS.items()}
     write_results(HERE, findings, plan())
     draw(HERE / "loss.png", [_sizes(findings), _rates(findings)])

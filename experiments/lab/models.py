@@ -27,7 +27,8 @@ def config_of(shape: TokenFormer | NeoX, context: int = 256) -> PreTrainedConfig
     common |= {"num_attention_heads": shape.heads, "max_position_embeddings": context, "attn_implementation": "sdpa"}
     if isinstance(shape, TokenFormer):
         tokens = {"qkv_tokens": shape.tokens, "out_tokens": shape.tokens, "ffn_tokens": 4 * shape.tokens}
-        return TokenFormerConfig(**common, **tokens, pattention_kind=shape.kind, **dict(shape.changes))
+        fields = {"pattention_kind": shape.kind, "initializer_range": shape.init, **dict(shape.changes)}
+        return TokenFormerConfig(**common, **tokens, **fields)
     return GPTNeoXConfig(
         **common,
         intermediate_size=shape.ffn or 4 * shape.width,

@@ -22,8 +22,9 @@ class TokenFormer:
     layers: int = 4
     heads: int = 4
     kind: str = "l2_gelu"
+    init: float = 0.02  # standard deviation of new keys and of the embedding; the paper's
     tau: float = 1.0  # in units of the default √n
-    keys: float = 1.0  # the scale of new keys, in units of the default
+    keys: float = 1.0  # the scale of new keys, in units of `init`
     changes: tuple[tuple[str, Any], ...] = ()  # other fields of TokenFormerConfig
 
 

@@ -13,15 +13,15 @@ import torch
 from lab.data import held_out
 from lab.figures import colour, draw, legend
 from lab.results import curve, final, flops, spread, write_results
-from lab.sizes import SEEDS, SIZES, rate_of, sweep
-from lab.spec import Growth, Run, TokenFormer
+from lab.sizes import SEEDS, SIZES, rate_of, sweep, token_former
+from lab.spec import Growth, Run
 from lab.tables import markdown, number, with_spread
 from lab.train import Training
 
 from tokenformer.pattention import pattention_layers
 
 HERE = Path(__file__).parent
-SMALL = TokenFormer(16)
+SMALL = token_former(16)
 STEPS, FIRST, EVERY = 1200, 240, 90
 WAYS: dict[str, tuple[list[int], str, tuple[int, ...]]] = {
     "8 steps, zero": ([16, 30, 44, 58, 72, 86, 100, 114, 128], "zero", SEEDS),
@@ -47,7 +47,7 @@ def growths(sizes: list[int], method: str) -> tuple[Growth, ...]:
 def runs(way: str) -> list[Run]:
     """With all seeds; empty as long as the best rate is not known."""
     sizes, method, seeds = WAYS[way]
-    rate = rate_of(TokenFormer(SIZES[0]))
+    rate = rate_of(token_former(SIZES[0]))
     if rate is None:
         return []
     return [Run(SMALL, rate, STEPS, seed, growths(sizes, method)) for seed in seeds]
@@ -55,7 +55,7 @@ def runs(way: str) -> list[Run]:
 
 def plan() -> list[Run]:
     """The rates, then all ways."""
-    return sweep(TokenFormer(SIZES[0])) + [run for way in WAYS for run in runs(way)]
+    return sweep(token_former(SIZES[0])) + [run for way in WAYS for run in runs(way)]
 
 
 @torch.no_grad()

@@ -13,15 +13,15 @@ from typing import Any
 from lab.figures import colour, draw, legend
 from lab.models import config_of
 from lab.results import final, flops, lines, shape_at, spread, write_results
-from lab.sizes import SEEDS, SIZES, models, rate_of, sweep
-from lab.spec import Growth, NeoX, Run, TokenFormer
+from lab.sizes import NEOX_INIT, SEEDS, SIZES, models, rate_of, sweep, token_former
+from lab.spec import Growth, NeoX, Run
 from lab.tables import markdown, with_spread
 
 from tokenformer import cost
 
 HERE = Path(__file__).parent
 BASE, BUDGETS = 1200, (250, 500, 1000)
-SMALL = {"tokenformer": TokenFormer(31), "gpt_neox": NeoX(72)}
+SMALL = {"tokenformer": token_former(31), "gpt_neox": NeoX(72, init=NEOX_INIT)}
 WAYS = {
     "TokenFormer, rotate": ("tokenformer", "rotate", SEEDS),
     "TokenFormer, random": ("tokenformer", "random", SEEDS[:1]),

@@ -13,12 +13,12 @@ from typing import Any
 
 from lab.figures import OURS, THEIRS, colour, draw, legend
 from lab.results import curve, final, flops, shape_at, write_results
-from lab.sizes import RATES, SEEDS, SIZES, STEPS, models, rate_of, scratch, seeded, sweep
+from lab.sizes import RATES, SEEDS, SIZES, STEPS, models, rate_of, scratch, seeded, sweep, token_former
 from lab.spec import Growth, Run, TokenFormer
 from lab.tables import markdown, number
 
 HERE = Path(__file__).parent
-SMALLEST = TokenFormer(SIZES[0])
+SMALLEST = token_former(SIZES[0])
 BASE = 1600
 
 
@@ -32,15 +32,16 @@ class Ladder:
     factors: tuple[int, ...] = (2, 2, 2)
     growth: dict[str, Any] = field(default_factory=dict)
     cosine: bool = False
+    model: TokenFormer = SMALLEST
 
     def run(self, rung: int, lr: float, seed: int = 0) -> Run:
         """The branch that ends at a size; `rung` 0 is the smallest."""
         if self.cosine:
             stage = self.hold + self.decay
             growths = self._growths(rung, STEPS, stage)
-            return Run(SMALLEST, lr, STEPS + rung * stage, seed, growths, schedule="cosine")
+            return Run(self.model, lr, STEPS + rung * stage, seed, growths, schedule="cosine")
         steps = self.base + rung * self.hold + self.decay
-        return Run(SMALLEST, lr, steps, seed, self._growths(rung, self.base, self.hold), decay=self.decay / steps)
+        return Run(self.model, lr, steps, seed, self._growths(rung, self.base, self.hold), decay=self.decay / steps)
 
     def _growths(self, rung: int, start: int, every: int) -> tuple[Growth, ...]:
         return tuple(Growth(start + i * every, self.factors[i], **self.growth) for i in range(rung))
@@ -69,6 +70,9 @@ VARIANTS: dict[str, Ladder] = {
 }
 BEST = VARIANTS["rotate"]
 SHORT_BEST = replace(BEST, factors=TWO)
+# The methods once more, with the paper's initialisation: these came first.
+PAPER, PAPER_RATE = TokenFormer(SIZES[0]), 2e-3
+PAPER_LADDERS = {name: replace(VARIANTS[name], model=PAPER, factors=TWO) for name in list(VARIANTS)[:5]}
 FIRST = 13  # runs that come before those from scratch: the five methods
 SHORTER = {
     "rotate, half as long": Ladder(hold=200, decay=150, growth=ROTATE),
@@ -86,7 +90,8 @@ def plan() -> list[Run]:
     ladders += [run for seed in SEEDS for run in [scratch(SMALLEST, lr, seed), *SHORT_BEST.runs(lr, seed)]]
     kinds = [model for tokens in SIZES for model in models(tokens)]
     peers = [run for model in kinds for run in sweep(model)] + [run for model in kinds for run in seeded(model)[:1]]
-    return [*ladders[:FIRST], *peers, *ladders[FIRST:]]
+    paper = [run for ladder in PAPER_LADDERS.values() for run in ladder.runs(PAPER_RATE)]
+    return [*paper, *ladders[:FIRST], *peers, *ladders[FIRST:]]
 
 
 def compute(runs: list[Run]) -> float:
@@ -118,7 +123,7 @@ def climbed(ladder: Ladder, lr: float, seed: int = 0) -> dict[str, Any] | None:
         for name, peer in peers.get(tokens, {}).items():
             rows[tokens][f"against_{name}"] = (final(run) or 0.0) / (final(peer) or 1.0)
     sizes = [str(SIZES[0]), *rows]
-    result: dict[str, Any] = {"sizes": rows, "flops": compute([scratch(SMALLEST, lr, seed), *runs])}
+    result: dict[str, Any] = {"sizes": rows, "flops": compute([scratch(ladder.model, lr, seed), *runs])}
     if all("tokenformer" in peers.get(tokens, {}) for tokens in sizes):
         result["of_from_scratch"] = result["flops"] / sum(flops(peers[tokens]["tokenformer"]) for tokens in sizes)
     return result
@@ -137,6 +142,7 @@ def report() -> None:
     if lr is not None:
         findings["rate"] = lr
         findings["variants"] = {name: climbed(ladder, lr) for name, ladder in {**VARIANTS, **SHORTER}.items()}
+        findings["paper_initialisation"] = {name: climbed(ladder, PAPER_RATE) for name, ladder in PAPER_LADDERS.items()}
         findings["rates"] = {f"{other:g}": climbed(SHORT_BEST, other) for other in RATES[TokenFormer]}
         findings["seeds"] = {str(seed): climbed(SHORT_BEST, lr, seed) for seed in SEEDS}
     write_results(HERE, findings, plan())
@@ -201,6 +207,7 @@ def tables(findings: dict[str, Any]) -> dict[str, str]:
         "variants": markdown(["ladder", *header], rows(findings.get("variants", {}))),
         "rates": markdown(["rate", *header], rows(findings.get("rates", {}))),
         "seeds": markdown(["seed", *header], rows(findings.get("seeds", {}))),
+        "paper_initialisation": markdown(["ladder", *header], rows(findings.get("paper_initialisation", {}))),
     }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from lab.figures import colour, draw, legend
 from lab.results import best, final, lines, spread, write_results
-from lab.sizes import RATES, SEEDS
+from lab.sizes import RATES, SEEDS, token_former
 from lab.spec import Run, TokenFormer
 from lab.tables import markdown, with_spread
 
@@ -25,7 +25,7 @@ PARAMETRIC = "l2_gelu, parametric LayerNorm"
 
 def sweep(kind: str) -> list[Run]:
     """Every rate at the smaller size, with the first seed."""
-    return [Run(TokenFormer(SIZES[0], kind=kind), rate, STEPS) for rate in RATES[TokenFormer]]
+    return [Run(token_former(SIZES[0], kind=kind), rate, STEPS) for rate in RATES[TokenFormer]]
 
 
 def seeded(tokens: int, name: str) -> list[Run]:
