@@ -223,6 +223,10 @@ def test_an_experiment_plans_and_reports(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", experiments.names())
 def test_an_experiment_has_its_results(name):
     folder = ROOT / "experiments" / name
+    row = next(line for line in (ROOT / "experiments" / "README.md").read_text().splitlines() if f"]({name})" in line)
+    if row.endswith("| not run yet |"):
+        assert not (folder / "results.json").exists()
+        return
     assert json.loads((folder / "results.json").read_text())["findings"]
     readme = (folder / "README.md").read_text()
     assert f"make experiment NAME={name}" in readme
