@@ -8,7 +8,6 @@ benchmarks/.
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,12 @@ from lab.figures import OURS, THEIRS, draw, legend
 from lab.results import made_by
 from lab.spec import Run
 from lab.tables import markdown, number
-
-from tokenformer import cost
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
 from long_context import crossing_point
 from memory import fresh_peak_of
 from models import TrainingStep, build, pair, prepare_training, shape_of, token_former
 from timing import in_turns
+
+from tokenformer import cost
 
 HERE = Path(__file__).parent
 SHAPE, CONTEXTS, REPEATS = (256, 2, 1024), [1024, 2048, 4096, 8192], 5
@@ -91,7 +87,7 @@ def measure(quick: bool = False) -> None:
     }
     for phase in ("training", "prefill"):
         findings[f"{phase}_crossing"] = crossing_point(contexts, [row[phase]["times_as_fast"] for row in rows])
-    made = {**made_by(HERE.name), "threads": torch.get_num_threads()}
+    made = made_by(HERE.name, threads=torch.get_num_threads())
     (HERE / "results.json").write_text(json.dumps({"made": made, "findings": findings, "runs": []}, indent=1) + "\n")
 
 

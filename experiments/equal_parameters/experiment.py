@@ -13,7 +13,7 @@ from typing import Any
 
 from lab.figures import OURS, THEIRS, draw, legend
 from lab.models import equal_neox
-from lab.results import final, parameters, spread, write_results
+from lab.results import final, finished, losses, parameters, write_results
 from lab.sizes import PROBE, models, scratch, seeded, sweep
 from lab.spec import Run, TokenFormer
 from lab.tables import markdown, number, with_spread
@@ -71,18 +71,16 @@ def report() -> None:
     findings: dict[str, Any] = {"sizes": [], "trials": {}}
     for width in WIDTHS:
         ours, theirs = (seeded(model) for model in models(width, width))
-        losses = {}
+        found = {}
         for name, runs in (("tokenformer", ours), ("gpt_neox", theirs)):
-            done = [run for run in runs if final(run) is not None]
+            done = finished(runs)
             if done:
-                losses[name] = {
+                found[name] = {
                     "parameters": parameters(done[0]),
-                    "lr": done[0].lr,
-                    "validation": spread([final(run) or 0.0 for run in done]),
-                    "test": spread([final(run, "test") or 0.0 for run in done]),
+                    **losses(done),
                     "rates": {f"{run.lr:g}": final(run) for run in sweep(done[0].model)},
                 }
-        findings["sizes"].append({"width": width, **losses})
+        findings["sizes"].append({"width": width, **found})
     findings["paper_initialisation"] = {
         name: {f"{run.lr:g}": final(run) for run in sweep(model)}
         for name, model in (("tokenformer", PAPER), ("gpt_neox", PEER))
@@ -96,10 +94,8 @@ def _sizes(findings: dict[str, Any]) -> Any:
     def panel(axes: Any) -> None:
         for name, colour in (("tokenformer", OURS), ("gpt_neox", THEIRS)):
             rows = [size[name] for size in findings["sizes"] if name in size]
-            axes.plot(
-                [row["parameters"] for row in rows], [row["validation"]["mean"] for row in rows], "o-", color=colour
-            )
-            axes.plot([], [], "o-", color=colour, label=name)
+            means = [row["validation"]["mean"] for row in rows]
+            axes.plot([row["parameters"] for row in rows], means, "o-", color=colour, label=name)
         axes.set(xscale="log", xlabel="parameters", ylabel="validation loss, nats a byte")
         legend(axes)
 

@@ -32,7 +32,7 @@ def config_of(shape: TokenFormer | NeoX, context: int = 256) -> PreTrainedConfig
     return GPTNeoXConfig(
         **common,
         intermediate_size=shape.ffn or 4 * shape.width,
-        use_parallel_residual=shape.parallel_residual,
+        use_parallel_residual=False,
         initializer_range=shape.init,
         rope_parameters={
             "rope_type": "default",

@@ -35,7 +35,6 @@ class NeoX:
     width: int
     layers: int = 4
     heads: int = 4
-    parallel_residual: bool = False
     ffn: int | None = None  # None: four times the width
     init: float = 0.02  # standard deviation of new weights
     replaced: tuple[str, ...] = ()  # of query, key, value, dense (the output projection) and mlp
@@ -52,7 +51,6 @@ class Growth:
     trains: str = "all"  # or new
     noise: float = 1.0  # of split
     tau_steps: int = 0  # steps over which tau rises to √n of the grown n, after zero
-    rewarm: int = 0  # steps over which the learning rate comes up again
 
 
 @dataclass(frozen=True)
@@ -92,11 +90,8 @@ class Run:
                 return self.lr * (step - start + 1) / self.warmup
             done = (step - start - self.warmup) / max(1, end - start - self.warmup)
             return self.lr * (0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2)
-        rate = self.lr * min(1, (step + 1) / self.warmup, (self.steps - step) / max(1, self.steps - self.decay_start))
-        for growth in self.growths:
-            if growth.rewarm and growth.step <= step:
-                rate *= min(1, (step - growth.step + 1) / growth.rewarm)
-        return rate
+        left = (self.steps - step) / max(1, self.steps - self.decay_start)
+        return self.lr * min(1, (step + 1) / self.warmup, left)
 
     def segments(self) -> list["Segment"]:
         """The parts it is made of, in order."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from lab.figures import colour, draw, legend
 from lab.models import config_of
-from lab.results import final, flops, lines, shape_at, spread, write_results
+from lab.results import finished, flops, lines, losses, shape_at, write_results
 from lab.sizes import NEOX_INIT, SEEDS, SIZES, models, rate_of, sweep, token_former
 from lab.spec import Growth, NeoX, Run
 from lab.tables import markdown, with_spread
@@ -56,16 +56,12 @@ def report() -> None:
     findings: dict[str, Any] = {}
     for way in WAYS:
         for budget, tried in runs(way).items():
-            done = [run for run in tried if final(run) is not None]
+            done = finished(tried)
             if done:
                 after = cost.parameters(config_of(shape_at(done[0], done[0].steps)))
-                findings.setdefault(way, {"lr": done[0].lr, "non_embedding": after.non_embedding, "budgets": {}})
+                findings.setdefault(way, {"non_embedding": after.non_embedding, "budgets": {}})
                 findings[way]["jump"] = [_jump(run) for run in done]
-                findings[way]["budgets"][str(budget)] = {
-                    "flops": flops(done[0], since=BASE),
-                    "validation": spread([final(run) or 0.0 for run in done]),
-                    "test": spread([final(run, "test") or 0.0 for run in done]),
-                }
+                findings[way]["budgets"][str(budget)] = {"flops": flops(done[0], since=BASE), **losses(done)}
     write_results(HERE, findings, plan())
     draw(HERE / "budgets.png", [_budgets(findings)])
 

@@ -53,12 +53,14 @@ class Ladder:
 
 TWO = (2, 2)  # the first two steps of the ladder, on which most variants are compared
 ROTATE = {"method": "rotate"}
-VARIANTS: dict[str, Ladder] = {
+METHODS: dict[str, Ladder] = {
     "rotate": Ladder(growth=ROTATE),
     "split": Ladder(),
     "zero": Ladder(growth={"method": "zero"}),
     "zero, tau raised over 200 steps": Ladder(factors=TWO, growth={"method": "zero", "tau_steps": 200}),
     "random (the authors' code)": Ladder(factors=TWO, growth={"method": "random"}),
+}
+OTHERS: dict[str, Ladder] = {
     "rotate, Adam reset": Ladder(factors=TWO, growth={**ROTATE, "adam": "reset"}),
     "rotate, only new tokens train": Ladder(factors=TWO, growth={**ROTATE, "trains": "new"}),
     "rotate, grown early": Ladder(factors=TWO, base=800, growth=ROTATE),
@@ -67,17 +69,14 @@ VARIANTS: dict[str, Ladder] = {
         growth={"method": "random", "adam": "reset"}, cosine=True
     ),
     "a cosine a stage, rotate": Ladder(factors=TWO, growth=ROTATE, cosine=True),
-}
-BEST = VARIANTS["rotate"]
-SHORT_BEST = replace(BEST, factors=TWO)
-# The methods once more, with the paper's initialisation: these came first.
-PAPER, PAPER_RATE = TokenFormer(SIZES[0]), 2e-3
-PAPER_LADDERS = {name: replace(VARIANTS[name], model=PAPER, factors=TWO) for name in list(VARIANTS)[:5]}
-FIRST = 13  # runs that come before those from scratch: the five methods
-SHORTER = {
     "rotate, half as long": Ladder(hold=200, decay=150, growth=ROTATE),
     "rotate, a quarter as long": Ladder(hold=100, decay=75, growth=ROTATE),
 }
+BEST = METHODS["rotate"]
+SHORT_BEST = replace(BEST, factors=TWO)
+# The methods once more, with the paper's initialisation: these came first.
+PAPER, PAPER_RATE = TokenFormer(SIZES[0]), 2e-3
+PAPER_LADDERS = {name: replace(ladder, model=PAPER, factors=TWO) for name, ladder in METHODS.items()}
 
 
 def plan() -> list[Run]:
@@ -85,13 +84,13 @@ def plan() -> list[Run]:
     lr = rate_of(SMALLEST)
     if lr is None:
         return sweep(SMALLEST)
-    ladders = [run for ladder in {**VARIANTS, **SHORTER}.values() for run in ladder.runs(lr)]
-    ladders += [run for other in RATES[TokenFormer] for run in SHORT_BEST.runs(other)]
-    ladders += [run for seed in SEEDS for run in [scratch(SMALLEST, lr, seed), *SHORT_BEST.runs(lr, seed)]]
+    paper = [run for ladder in PAPER_LADDERS.values() for run in ladder.runs(PAPER_RATE)]
+    methods, others = ([run for one in ladders.values() for run in one.runs(lr)] for ladders in (METHODS, OTHERS))
     kinds = [model for tokens in SIZES for model in models(tokens)]
     peers = [run for model in kinds for run in sweep(model)] + [run for model in kinds for run in seeded(model)[:1]]
-    paper = [run for ladder in PAPER_LADDERS.values() for run in ladder.runs(PAPER_RATE)]
-    return [*paper, *ladders[:FIRST], *peers, *ladders[FIRST:]]
+    rates = [run for other in RATES[TokenFormer] for run in SHORT_BEST.runs(other)]
+    seeds = [run for seed in SEEDS for run in [scratch(SMALLEST, lr, seed), *SHORT_BEST.runs(lr, seed)]]
+    return [*paper, *methods, *peers, *others, *rates, *seeds]
 
 
 def compute(runs: list[Run]) -> float:
@@ -141,7 +140,7 @@ def report() -> None:
     }
     if lr is not None:
         findings["rate"] = lr
-        findings["variants"] = {name: climbed(ladder, lr) for name, ladder in {**VARIANTS, **SHORTER}.items()}
+        findings["variants"] = {name: climbed(ladder, lr) for name, ladder in {**METHODS, **OTHERS}.items()}
         findings["paper_initialisation"] = {name: climbed(ladder, PAPER_RATE) for name, ladder in PAPER_LADDERS.items()}
         findings["rates"] = {f"{other:g}": climbed(SHORT_BEST, other) for other in RATES[TokenFormer]}
         findings["seeds"] = {str(seed): climbed(SHORT_BEST, lr, seed) for seed in SEEDS}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.figures import colour, draw, legend
-from lab.results import best, final, lines, spread, write_results
+from lab.results import best, finished, lines, losses, spread, write_results
 from lab.sizes import RATES, SEEDS, token_former
 from lab.spec import Run, TokenFormer
 from lab.tables import markdown, with_spread
@@ -69,13 +69,11 @@ def report() -> None:
     findings: dict[str, Any] = {}
     for tokens in SIZES:
         for name in (*KINDS, PARAMETRIC):
-            runs = [run for run in seeded(tokens, name) if final(run) is not None]
+            runs = finished(seeded(tokens, name))
             if runs:
                 norms = [sorted(token_gradients(run)) for run in runs]
                 findings.setdefault(str(tokens), {})[name] = {
-                    "lr": runs[0].lr,
-                    "validation": spread([final(run) or 0.0 for run in runs]),
-                    "test": spread([final(run, "test") or 0.0 for run in runs]),
+                    **losses(runs),
                     "smallest_gradient": spread([values[0] for values in norms]),
                     "largest_gradient": spread([values[-1] for values in norms]),
                     "last_layer_gradients": layer_gradients(runs[0])[-1][1],

@@ -24,7 +24,7 @@ class TokenFormerConfig(PreTrainedConfig):
     pattention_recompute: keep none of Pattention's scores for the backward pass, and compute them again there.
     parametric_norm: weight and bias in the LayerNorms of the blocks; the paper's models have none.
     initializer_range: standard deviation of new keys and of the embedding; None for 1 / √width, which trains better
-        than the paper's 0.02 (docs/results.md).
+        than the paper's 0.02 (docs/decisions.md).
     value_initializer_range: standard deviation of new value tokens; None for the paper's 2 / (layers · √width).
     chunked_loss: compute the loss in chunks that never hold the [tokens, vocabulary] logits, which are then not
         returned. For training; see docs/tour.md.
