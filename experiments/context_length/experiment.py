@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lab.figures import OURS, THEIRS, draw, legend
+from lab.figures import OURS, THEIRS, draw, legend, plain_ticks
 from lab.results import made_by
 from lab.spec import Run
 from lab.tables import markdown, number
@@ -104,8 +104,8 @@ def _speed(rows: list[dict[str, Any]]) -> Any:
         axes.plot(at, [row["prefill"]["times_as_fast"] for row in rows], "s-", color=THEIRS, label="prefill, measured")
         axes.plot(at, [row["flops_ratio"] for row in rows], "--", color="#777777", label="by FLOPs")
         axes.axhline(1, color="#777777", lw=0.8)
-        axes.set(xscale="log", xlabel="context, tokens", ylabel="times as fast as GPT-NeoX", xticks=at)
-        axes.set_xticklabels(at)
+        axes.set(xscale="log", xlabel="context, tokens", ylabel="times as fast as GPT-NeoX")
+        plain_ticks(axes.xaxis, at)
         legend(axes)
 
     return panel
@@ -118,8 +118,9 @@ def _memory(rows: list[dict[str, Any]]) -> Any:
             for name, colour in (("tokenformer", OURS), ("gpt-neox", THEIRS)):
                 peaks = [row[phase]["peak_bytes"][name] / 1e6 for row in rows]
                 axes.plot(at, peaks, style, color=colour, label=f"{name}, {phase}")
-        axes.set(xscale="log", yscale="log", xlabel="context, tokens", ylabel="peak memory, MB", xticks=at)
-        axes.set_xticklabels(at)
+        axes.set(xscale="log", yscale="log", xlabel="context, tokens", ylabel="peak memory, MB")
+        plain_ticks(axes.xaxis, at)
+        plain_ticks(axes.yaxis, [100, 200, 400, 800])
         legend(axes)
 
     return panel

@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lab.figures import OURS, THEIRS, draw, legend
+from lab.figures import OURS, THEIRS, draw, legend, plain_ticks
 from lab.models import equal_neox
 from lab.results import final, finished, losses, parameters, write_results
-from lab.sizes import PROBE, models, scratch, seeded, sweep
+from lab.sizes import PROBE, RATES, models, scratch, seeded, sweep
 from lab.spec import Run, TokenFormer
 from lab.tables import markdown, number, with_spread
 
@@ -95,8 +95,9 @@ def _sizes(findings: dict[str, Any]) -> Any:
         for name, colour in (("tokenformer", OURS), ("gpt_neox", THEIRS)):
             rows = [size[name] for size in findings["sizes"] if name in size]
             means = [row["validation"]["mean"] for row in rows]
-            axes.plot([row["parameters"] for row in rows], means, "o-", color=colour, label=name)
-        axes.set(xscale="log", xlabel="parameters", ylabel="validation loss, nats a byte")
+            axes.plot([row["parameters"] / 1e6 for row in rows], means, "o-", color=colour, label=name)
+        axes.set(xscale="log", xlabel="million parameters", ylabel="validation loss, nats a byte")
+        plain_ticks(axes.xaxis, (0.3, 0.5, 0.7, 1))
         legend(axes)
 
     return panel
@@ -109,6 +110,7 @@ def _rates(findings: dict[str, Any]) -> Any:
                 points = {rate: loss for rate, loss in size.get(name, {}).get("rates", {}).items() if loss}
                 axes.plot([float(rate) for rate in points], list(points.values()), ".-", color=colour)
         axes.set(xscale="log", xlabel="learning rate", ylabel="validation loss")
+        plain_ticks(axes.xaxis, sorted({rate for rates in RATES.values() for rate in rates}))
 
     return panel
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lab.figures import colour, draw, legend
+from lab.figures import colour, draw, legend, plain_ticks
 from lab.results import best, finished, lines, losses, spread, write_results
 from lab.sizes import RATES, SEEDS, token_former
 from lab.spec import Run, TokenFormer
@@ -91,6 +91,7 @@ def _gradients(tokens: int) -> Any:
                     at, norms = [step for step, _ in noted], [values[layer] for _, values in noted]
                     axes.plot(at, norms, color=colour(i), alpha=1 - 0.2 * layer, label=kind if layer == 0 else None)
         axes.set(yscale="log", xlabel="step", ylabel="gradient norm of a block's tokens", title=f"{tokens} tokens")
+        plain_ticks(axes.yaxis)
         legend(axes)
 
     return panel
