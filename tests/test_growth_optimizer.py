@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from conftest import make_tiny, relative_error
 from tokenformer import BadRequestError, Pattention, grow, grow_optimizer, plan_growth
+from tokenformer.training.frozen import FrozenRows
 
 IDS = torch.randint(0, 256, (4, 32), generator=torch.Generator().manual_seed(0))
 
@@ -75,12 +76,13 @@ def test_zero_rows_start_without_moments():
 
 def test_split_first_moments_are_the_gradients_the_chain_rule_gives():
     """With momentum 0 a first moment is the last gradient: compare with the gradient the grown layer really has."""
-    layer = nn.Sequential(Pattention(6, 5, 8, dtype=torch.float64))
+    layer = nn.Sequential(Pattention(6, 5, 8, key_bias=True, bias=True, dtype=torch.float64))
+    nn.init.normal_(layer[0].key_bias)
     x = torch.randn(9, 6, dtype=torch.float64)
     grown = grow(layer, 3, method="split", noise=0.0)
     (layer(x).square().sum() / 2).backward()
     (grown(x).square().sum() / 2).backward()
-    for key in ("key_tokens", "value_tokens"):
+    for key in ("key_tokens", "value_tokens", "key_bias", "bias"):
         old = getattr(layer[0], key).grad
         state = {"state": {f"0.{key}": {"exp_avg": old, "exp_avg_sq": old**2, "step": torch.tensor(1.0)}}}
         new = grow_optimizer(state, layer, grown)["state"][f"0.{key}"]
@@ -186,3 +188,23 @@ def test_growth_can_be_given():
     del grown.last_growth
     grown.config.growth_history = None
     grow_optimizer(optimizer, model, grown, growth=growth)
+
+
+def test_rows_that_are_held_hold_their_biases_too():
+    """Training only new tokens: old keys, values and key biases stay to the bit, and so does the output's bias."""
+    model = nn.Sequential(Pattention(6, 5, 8, key_bias=True, bias=True))
+    nn.init.normal_(model[0].key_bias)
+    grow(model, 2, inplace=True)
+    before = copy.deepcopy(model.state_dict())
+    held = FrozenRows(model, model.last_growth)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.1, weight_decay=0.1)
+    for _ in range(3):
+        model(torch.randn(9, 6)).square().sum().backward()
+        held.clear_gradients()
+        optimizer.step()
+        held.put_back()
+        optimizer.zero_grad()
+    for name, value in model.state_dict().items():
+        old = 8 if name in ("0.key_tokens", "0.value_tokens", "0.key_bias") else None
+        assert torch.equal(value[:old] if old else value, before[name][:old] if old else before[name]), name
+        assert old is None or value[old:].ne(before[name][old:]).any(), name

@@ -62,7 +62,8 @@ def test_softmax_with_zero_keys_says_why():
 @pytest.mark.parametrize("kind", ["gelu_l2", "softmax"])
 def test_rotate_is_for_the_papers_kind(kind):
     with pytest.raises(
-        BadRequestError, match=rf"uses {kind}, and rotate is exact for l2_gelu only; use method='split'"
+        BadRequestError,
+        match=rf"uses {kind}, and rotate is exact for l2_gelu, l2_gelu_tanh, l2_silu, l2_relu only; use",
     ):
         grow(make_tiny(pattention_kind=kind), 2, method="rotate")
 

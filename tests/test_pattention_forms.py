@@ -19,16 +19,22 @@ from tokenformer.pattention.functional import default_tau, reference
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
 
-def leaves(shape, d_in, d_out, n, dtype=torch.float32, size=1.0):
-    """Rows, keys and values that want gradients."""
+def leaves(shape, d_in, d_out, n, dtype=torch.float32, size=1.0, biased=False):
+    """Rows, keys and values that want gradients, and if asked for a key bias and a bias."""
     x = torch.randn(*shape, d_in, dtype=torch.float64) * size
     keys, values = torch.randn(n, d_in, dtype=torch.float64) * 0.3, torch.randn(n, d_out, dtype=torch.float64)
-    return [tensor.to(dtype).requires_grad_() for tensor in (x, keys, values)]
+    biases = [torch.randn(n), torch.randn(d_out)] if biased else []
+    return [tensor.to(dtype).requires_grad_() for tensor in (x, keys, values, *biases)]
+
+
+def called(function, inputs, *args, **kwargs):
+    """The output for rows, keys, values and, if there are any, biases."""
+    return function(*inputs[:3], *args, **dict(zip(("key_bias", "bias"), inputs[3:], strict=False)), **kwargs)
 
 
 def run(function, inputs, grad, *args, **kwargs):
-    """The output and the three gradients."""
-    out = function(*inputs, *args, **kwargs)
+    """The output and the gradients of all that is given."""
+    out = called(function, inputs, *args, **kwargs)
     return [out, *torch.autograd.grad(out, inputs, grad.to(out.dtype))]
 
 
@@ -43,11 +49,14 @@ def _no_forced_form(monkeypatch):
     dtype=st.sampled_from(list(TOLERANCE)),
     size=st.sampled_from([1e-4, 1.0, 40.0]),
     recompute=st.booleans(),
+    biased=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_outputs_and_gradients_are_the_specifications(kind, shape, d_in, d_out, n, dtype, size, recompute, seed):
+def test_outputs_and_gradients_are_the_specifications(
+    kind, shape, d_in, d_out, n, dtype, size, recompute, biased, seed
+):
     torch.manual_seed(seed)
-    inputs = leaves(shape, d_in, d_out, n, dtype, size)
+    inputs = leaves(shape, d_in, d_out, n, dtype, size, biased)
     grad, tau = torch.randn(*shape, d_out, dtype=torch.float64), default_tau(n, kind)
     given = run(pattention, inputs, grad, tau, kind, form="fused", recompute=recompute)
     # The specification itself is computed wide, from the same rounded inputs.
@@ -62,9 +71,13 @@ def test_outputs_and_gradients_are_the_specifications(kind, shape, d_in, d_out, 
 def sizes(inputs, grad, tau, kind):
     """How large output and gradients would be if no terms cancelled: what rounding errors are measured against.
 
-    With one token, or rows of one number, the gradients of the L2 kinds cancel to zero.
+    With one token, or rows of one number, the gradients of the L2 kinds cancel to zero. A key bias is the keys' entry
+    for a channel that is 1.
     """
-    x, keys, values = (tensor.detach() for tensor in inputs)
+    x, keys, values, *biases = (tensor.detach() for tensor in inputs)
+    if biases:
+        x = torch.cat([x, torch.ones_like(x[..., :1])], -1)
+        keys = torch.cat([keys, biases[0][:, None]], 1)
     scores = x @ keys.mT
     normed = torch.nn.functional.gelu(scores) if kind == "gelu_l2" else scores
     # How much faster weights change than scores: the row that is divided by least decides. No row by less than this.
@@ -73,15 +86,19 @@ def sizes(inputs, grad, tau, kind):
     silenced = 1 + scores.abs().max() * steepness / tau if kind == "gelu_l2" else 1
     through_values = grad.norm() * values.norm() * steepness * silenced
     weights = tau * silenced
-    return weights * values.norm(), through_values * keys.norm(), through_values * x.norm(), grad.norm() * weights
+    of_tensors = through_values * keys.norm(), through_values * x.norm(), grad.norm() * weights
+    of_output = weights * values.norm() + sum(bias.norm() for bias in biases[1:])
+    of_biases = (through_values * x.norm(), grad.norm() * grad[..., 0].numel() ** 0.5) if biases else ()
+    return of_output, *of_tensors, *of_biases
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e-6, 3e4, 1e12, 1e30, 3e38])
-def test_rows_of_every_size_beside_ordinary_ones(kind, dtype, size):
+@pytest.mark.parametrize("biased", [False, True])
+def test_rows_of_every_size_beside_ordinary_ones(kind, dtype, size, biased):
     size = min(size, torch.finfo(dtype).max / 4)
-    inputs = leaves((6,), 16, 8, 24, dtype)
+    inputs = leaves((6,), 16, 8, 24, dtype, biased=biased)
     with torch.no_grad():
         inputs[0][::2] *= torch.tensor(size, dtype=torch.float64).to(dtype)
         inputs[0].clamp_(-torch.finfo(dtype).max, torch.finfo(dtype).max)
@@ -90,7 +107,8 @@ def test_rows_of_every_size_beside_ordinary_ones(kind, dtype, size):
     plain = run(reference, inputs, grad, tau, kind)
     for given_, expected in zip(given, plain, strict=True):
         assert given_.isfinite().all()
-        for row, expected_row in zip(given_.double(), expected.double(), strict=True):
+        rows = (torch.atleast_2d(tensor.double()) for tensor in (given_, expected))  # the gradient of a bias is one row
+        for row, expected_row in zip(*rows, strict=True):
             assert (row - expected_row).norm() <= 4 * TOLERANCE[dtype] * expected_row.norm() + 1e-6
 
 
@@ -109,10 +127,12 @@ def test_keys_that_score_nothing_pass_no_gradient_through_the_norm(kind):
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("frozen", [0, 3])
-def test_many_rows_are_taken_in_parts(kind, recompute, frozen, monkeypatch):
+@pytest.mark.parametrize("biased", [False, True])
+def test_many_rows_are_taken_in_parts(kind, recompute, frozen, biased, monkeypatch):
     monkeypatch.setattr(fused, "NUMBERS_AT_ONCE", 1)
     monkeypatch.setattr(fused, "FEWEST_ROWS", 4)
-    inputs, grad = leaves((11,), 6, 5, 7, torch.float64), torch.randn(11, 5, dtype=torch.float64)
+    inputs = leaves((11,), 6, 5, 7, torch.float64, biased=biased)
+    grad = torch.randn(11, 5, dtype=torch.float64)
     inputs[0].data[5] *= 1e60  # its part is scaled, the others are not
     inputs[0].data[9] *= 1e-9
     parts = run(pattention, inputs, grad, 2.0, kind, form="fused", recompute=recompute, frozen=frozen)
@@ -120,7 +140,7 @@ def test_many_rows_are_taken_in_parts(kind, recompute, frozen, monkeypatch):
     for given_, plain in zip(parts, expected, strict=True):
         assert relative_error(given_, plain) < 1e-12
     with torch.no_grad():
-        assert relative_error(pattention(*inputs, 2.0, kind, form="fused"), expected[0]) < 1e-12
+        assert relative_error(called(pattention, inputs, 2.0, kind, form="fused"), expected[0]) < 1e-12
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -128,8 +148,8 @@ def test_many_rows_are_taken_in_parts(kind, recompute, frozen, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_keeps_one_array_of_scores_or_none(kind, dtype, recompute):
     """Beside the inputs. In the tokens' own dtype, so half as large in bf16."""
-    x, keys, values = leaves((50,), 16, 8, 300, dtype)
-    own, kept = {tensor.data_ptr() for tensor in (x, keys, values)}, {}
+    inputs = leaves((50,), 16, 8, 300, dtype, biased=True)
+    own, kept = {tensor.data_ptr() for tensor in inputs}, {}
 
     def keep(tensor):
         if tensor.data_ptr() not in own:
@@ -137,7 +157,7 @@ def test_keeps_one_array_of_scores_or_none(kind, dtype, recompute):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        pattention(x, keys, values, default_tau(300, kind), kind, recompute=recompute)
+        called(pattention, inputs, default_tau(300, kind), kind, recompute=recompute)
     stats = 50 * 3 * 4 + 4
     assert sum(tensor.nbytes for tensor in kept.values()) == stats + (0 if recompute else 50 * 300 * dtype.itemsize)
 
@@ -160,12 +180,12 @@ def test_inference_keeps_nothing():
 @pytest.mark.parametrize("form", ["reference", "fused"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_frozen_tokens_get_no_gradient_and_the_others_their_own(kind, form):
-    inputs, grad = leaves((9,), 6, 5, 11, torch.float64), torch.randn(9, 5, dtype=torch.float64)
+    inputs, grad = leaves((9,), 6, 5, 11, torch.float64, biased=True), torch.randn(9, 5, dtype=torch.float64)
     whole = run(pattention, inputs, grad, 2.0, kind, form=form)
     held = run(pattention, inputs, grad, 2.0, kind, form=form, frozen=4)
-    for index in (0, 1):
+    for index in (0, 1, 5):  # the output, and the gradients of x and the bias
         assert relative_error(held[index], whole[index]) < 1e-14
-    for index in (2, 3):
+    for index in (2, 3, 4):
         assert held[index][:4].eq(0).all()
         assert relative_error(held[index][4:], whole[index][4:]) < 1e-14
 
@@ -186,16 +206,16 @@ def test_frozen_tokens_and_unneeded_gradients_cost_no_products():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("keep", [True, False])
-def test_the_operator_passes_torchs_own_checks(kind, keep):
+@pytest.mark.parametrize(("keep", "biased"), [(True, False), (False, True)])
+def test_the_operator_passes_torchs_own_checks(kind, keep, biased):
     """Schema, shapes for tracing, autograd registration, and tracing with changing sizes."""
-    inputs = leaves((7,), 6, 5, 11)
+    inputs = leaves((7,), 6, 5, 11, biased=biased) + ([] if biased else [None, None])
     torch.library.opcheck(torch.ops.tokenformer.pattention, (*inputs, torch.tensor(2.0), kind, "fused", keep, 3))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_it_is_one_graph_with_the_same_gradients(kind):
-    inputs, grad = leaves((2, 5), 16, 8, 24), torch.randn(2, 5, 8)
+    inputs, grad = leaves((2, 5), 16, 8, 24, biased=True), torch.randn(2, 5, 8)
     expected = run(pattention, inputs, grad, 4.0, kind)
     compiled = torch.compile(pattention, fullgraph=True, backend="aot_eager")
     for given_, plain in zip(run(compiled, inputs, grad, 4.0, kind), expected, strict=True):
@@ -203,7 +223,7 @@ def test_compiled_it_is_one_graph_with_the_same_gradients(kind):
 
 
 def test_an_exported_program_holds_plain_torch_only():
-    layer = Pattention(6, 5, 11)
+    layer = Pattention(6, 5, 11, key_bias=True, bias=True)
     program = torch.export.export(layer, (torch.randn(3, 6),))
     names = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
     assert not any("tokenformer" in name for name in names)
@@ -213,10 +233,10 @@ def test_an_exported_program_holds_plain_torch_only():
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_gradient_checkpointing(reentrant):
-    inputs, grad = leaves((5,), 6, 5, 11, torch.float64), torch.randn(5, 5, dtype=torch.float64)
+    inputs, grad = leaves((5,), 6, 5, 11, torch.float64, biased=True), torch.randn(5, 5, dtype=torch.float64)
 
     def recomputed(*tensors):
-        return checkpoint(lambda *args: pattention(*args, 2.0), *tensors, use_reentrant=reentrant)
+        return checkpoint(lambda *args: called(pattention, args, 2.0), *tensors, use_reentrant=reentrant)
 
     out = recomputed(*inputs)
     out.backward(grad)
@@ -227,7 +247,7 @@ def test_gradient_checkpointing(reentrant):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_autocast_casts_as_for_plain_products(kind, dtype):
-    inputs, grad = leaves((6,), 16, 8, 24), torch.randn(6, 8)
+    inputs, grad = leaves((6,), 16, 8, 24, biased=True), torch.randn(6, 8)
     tau = default_tau(24, kind)
     with torch.autocast("cpu", dtype=dtype):
         given = run(pattention, inputs, grad, tau, kind, form="fused")
@@ -241,9 +261,9 @@ def test_autocast_casts_as_for_plain_products(kind, dtype):
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_backward_pass_within_autocast_keeps_the_dtype_of_its_forward_pass(kind, recompute, dtype):
-    inputs, grad = leaves((6,), 16, 8, 24, dtype), torch.randn(6, 8)
+    inputs, grad = leaves((6,), 16, 8, 24, dtype, biased=True), torch.randn(6, 8)
     expected = run(pattention, inputs, grad, 4.0, kind, recompute=recompute)
-    out = pattention(*inputs, 4.0, kind, recompute=recompute)
+    out = called(pattention, inputs, 4.0, kind, recompute=recompute)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         gradients = torch.autograd.grad(out, inputs, grad.to(dtype))
     for given_, plain in zip(gradients, expected[1:], strict=True):
@@ -259,7 +279,8 @@ def test_autocast_leaves_fp64_alone():
 
 
 def test_per_sample_gradients_by_torch_func():
-    layer, x = Pattention(6, 5, 11, dtype=torch.float64), torch.randn(4, 6, dtype=torch.float64)
+    layer = Pattention(6, 5, 11, key_bias=True, bias=True, dtype=torch.float64)
+    x = torch.randn(4, 6, dtype=torch.float64)
     tokens = dict(layer.named_parameters())
 
     def loss(tokens, row):
@@ -267,7 +288,8 @@ def test_per_sample_gradients_by_torch_func():
 
     gradients = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(tokens, x)
     layer(x[2]).square().sum().backward()
-    assert relative_error(gradients["key_tokens"][2], layer.key_tokens.grad) < 1e-12
+    for name, parameter in layer.named_parameters():
+        assert relative_error(gradients[name][2], parameter.grad) < 1e-12
 
 
 def test_an_empty_batch():
@@ -288,6 +310,21 @@ def test_the_form_can_be_forced(form, monkeypatch):
     with FlopCounterMode(display=False) as counter:
         Pattention(64, 64, 8, form="fused" if form == "reference" else "reference")(x).sum().backward()
     assert any("tokenformer" in str(op) for op in counter.get_flop_counts()["Global"]) == (form == "fused")
+
+
+def test_biases_of_another_dtype_take_the_specification():
+    inputs = leaves((3,), 6, 5, 11, torch.bfloat16, biased=True)
+    with torch.no_grad():
+        mixed = [*inputs[:3], *(bias.float() for bias in inputs[3:])]
+        assert torch.equal(called(pattention, mixed, 2.0), called(reference, mixed, 2.0))
+
+
+def test_the_triton_form_knows_no_biases_and_the_papers_kinds_only():
+    pytest.importorskip("triton")
+    refusal = "; it knows l2_gelu, gelu_l2, softmax without biases; choose the form fused"
+    for kind, biased, given_ in (("l2_silu", False, "kind='l2_silu'"), ("softmax", True, "kind='softmax' with biases")):
+        with pytest.raises(BadRequestError, match=f"the triton form was asked for {given_}{refusal}"):
+            called(pattention, leaves((3,), 6, 5, 11, biased=biased), 2.0, kind, form="triton")
 
 
 def test_a_form_that_is_not_there_is_named(monkeypatch):

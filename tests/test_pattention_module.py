@@ -19,6 +19,22 @@ def test_is_the_function_with_its_own_tokens():
     assert "6, 5, num_tokens=11, kind='gelu_l2', tau=2" in repr(layer)
 
 
+def test_biases_are_there_if_asked_for_and_start_at_zero():
+    plain, layer = Pattention(6, 5, 11), Pattention(6, 5, 11, "l2_silu", key_bias=True, bias=True)
+    assert list(plain.state_dict()) == ["key_tokens", "value_tokens", "tau"]
+    assert list(layer.state_dict()) == ["key_tokens", "value_tokens", "key_bias", "bias", "tau"]
+    assert (layer.key_bias.shape, layer.bias.shape) == ((11,), (5,))
+    assert layer.key_bias.eq(0).all()
+    assert layer.bias.eq(0).all()
+    assert "tau=3.317, key_bias=True, bias=True" in repr(layer)
+    x = torch.randn(2, 3, 6)
+    for bias in (layer.key_bias, layer.bias):
+        nn.init.normal_(bias)
+    given = {"key_bias": layer.key_bias, "bias": layer.bias}
+    expected = pattention(x, layer.key_tokens, layer.value_tokens, layer.tau, "l2_silu", **given)
+    assert torch.equal(layer(x), expected)
+
+
 @pytest.mark.parametrize(("kind", "tau"), [("l2_gelu", math.sqrt(12)), ("gelu_l2", math.sqrt(12)), ("softmax", 12)])
 def test_tau_at_birth(kind, tau):
     assert Pattention(4, 4, 12, kind=kind).tau.item() == pytest.approx(tau, rel=1e-6)

@@ -1,4 +1,4 @@
-"""Growth of one Pattention layer: what happens to its keys, values and tau.
+"""Growth of one Pattention layer: what happens to its keys, values and tau. A key's bias is one entry more of the key.
 
 zero     appended keys are zero and score zero; GeLU(0) = 0 and the L2 norm is as it was, whatever the appended
          values are. tau stays.
@@ -23,23 +23,26 @@ from .plan import Growth, LayerGrowth
 def grow_layer(name: str, layer: Pattention, growth: Growth) -> None:
     """Grow a layer in place. Its Parameters stay the same objects, so that an optimizer still knows them."""
     step = growth.layers[name]
-    keys, values = layer.key_tokens, layer.value_tokens
+    keys, values = _with_bias(layer), layer.value_tokens
     tau = grown_tau(layer.tau, layer.kind, step, growth.method)
     if keys.is_meta:
-        new_keys, new_values = keys.new_empty(step.after, layer.d_in), values.new_empty(step.after, layer.d_out)
+        new_keys, new_values = keys.new_empty(step.after, keys.shape[1]), values.new_empty(step.after, layer.d_out)
     else:
         generator = _generator(growth.seed, name)
         split_at = step.copies * step.before
         new_values = values.new_empty(step.after, layer.d_out)
         _share_out(values, step, growth.noise, new_values[:split_at], generator)
         _fill_normal(new_values[split_at:], _scale(values), generator)
-        new_keys = keys.new_zeros(step.after, layer.d_in)
+        new_keys = keys.new_zeros(step.after, keys.shape[1])
         new_keys[:split_at] = keys.repeat(step.copies, 1)
         if growth.method == "random":
             _fill_normal(new_keys[split_at:], _scale(keys), generator)
         if step.rotated and keys.any():  # keys that are all zero have no rotation; new values then make them learn
             new_keys[split_at:] = _rotations(keys, step.appended, generator)
             new_values[split_at:] = 0
+    if layer.key_bias is not None:
+        _replace_data(layer.key_bias, new_keys[:, -1].clone())
+        new_keys = new_keys[:, :-1].contiguous()
     _replace_data(layer.key_tokens, new_keys)
     _replace_data(layer.value_tokens, new_values)
     layer.tau = tau
@@ -52,6 +55,12 @@ def grown_tau(tau: Tensor, kind: str, step: LayerGrowth, method: str) -> Tensor:
     if step.rotated:
         return tau * math.sqrt(step.after / step.before)
     return tau * (step.copies if kind == "softmax" else math.sqrt(step.copies))
+
+
+def _with_bias(layer: Pattention) -> Tensor:
+    """The keys [n, d_in], and their biases as one column more if they have any."""
+    keys = layer.key_tokens
+    return keys if layer.key_bias is None else torch.cat([keys, layer.key_bias.unsqueeze(1)], dim=1)
 
 
 def _share_out(values: Tensor, step: LayerGrowth, noise: float, out: Tensor, generator: torch.Generator) -> None:

@@ -6,7 +6,8 @@ Leaves: an optimizer for the grown model, with the same groups and step counts. 
     appended tokens      moments zero
     value of a copy      its gradient is the old value's: moments kept
     key of a copy        its gradient is a c-th of the old key's plus a part of zero mean from the random parts:
-                         first moment / c, second moment · (1/c² + noise² · (1 − 1/c))
+                         first moment / c, second moment · (1/c² + noise² · (1 − 1/c)); a key's bias is part of the key
+    the output's bias    not touched
 """
 
 import inspect
@@ -123,7 +124,7 @@ def _factors(name: str, state: Mapping[str, Any], parameter: Tensor, growth: Gro
     """What each state with a row a token is multiplied by when its layer grows."""
     layer, _, kind = name.rpartition(".")
     step = growth.layers.get(layer)
-    if step is None:
+    if step is None or kind == "bias":
         return {}
     factors = {}
     for key, value in state.items():

@@ -14,6 +14,7 @@ from torch import nn
 from ..errors import BadRequestError, did_you_mean
 from ..models import TokenFormerConfig
 from ..pattention import Pattention, pattention_layers
+from ..pattention.functional import ACTIVATIONS
 
 METHODS = ("zero", "split", "rotate", "random")
 
@@ -168,10 +169,10 @@ def _plan_layer(name: str, layer: Pattention, after: int, method: str) -> LayerG
         raise BadRequestError(
             f"grow: {name} already has {before} tokens; ask for more, or leave it out to keep its size"
         )
-    growth = LayerGrowth.by(method, before, after, layer.d_in)
-    if layer.kind != "l2_gelu" and method == "rotate":
+    growth = LayerGrowth.by(method, before, after, layer.d_in + (layer.key_bias is not None))
+    if layer.kind not in ACTIVATIONS and method == "rotate":
         raise BadRequestError(
-            f"grow: {name} uses {layer.kind}, and rotate is exact for l2_gelu only; use method='split'"
+            f"grow: {name} uses {layer.kind}, and rotate is exact for {', '.join(ACTIVATIONS)} only; use method='split'"
         )
     if layer.kind == "softmax" and method == "zero":
         raise BadRequestError(

@@ -19,7 +19,7 @@ class TokenFormerConfig(PreTrainedConfig):
 
     qkv_tokens, out_tokens, ffn_tokens: parameter tokens of each query, key and value projection, of the output
         projection, and of the feed-forward block. Growth changes these three numbers and nothing else.
-    pattention_kind: one of l2_gelu (the paper's), gelu_l2, softmax.
+    pattention_kind: one of l2_gelu (the paper's), gelu_l2, softmax, l2_gelu_tanh, l2_silu, l2_relu.
     pattention_form: how Pattention is computed: auto, reference, fused or triton; see docs/performance.md.
     pattention_recompute: keep none of Pattention's scores for the backward pass, and compute them again there.
     parametric_norm: weight and bias in the LayerNorms of the blocks; the paper's models have none.

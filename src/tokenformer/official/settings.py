@@ -98,7 +98,7 @@ def from_config(config: TokenFormerConfig, source: Path) -> dict[str, Any]:
         "layernorm_epsilon": config.layer_norm_eps,
         "gpt_j_residual": FIXED["gpt_j_residual"],
         "attention_config": [[["tokenformer"], config.num_hidden_layers]],
-        "norm_activation_type": kinds[config.pattention_kind],
+        "norm_activation_type": kinds.get(config.pattention_kind, config.pattention_kind),
     }
     _check_supported(settings, source)
     return settings

@@ -1,11 +1,13 @@
 """Pattention in plain torch: the specification that every faster form is compared with.
 
-Enters: rows x [..., d_in], key tokens [n, d_in], value tokens [n, d_out], the scale tau.
-Leaves: [..., d_out] = Θ(x · Kᵀ) · V, where Θ is one of KINDS:
+Enters: rows x [..., d_in], key tokens [n, d_in], value tokens [n, d_out], the scale tau; if the layer has them, a key
+bias [n] and an output bias [d_out], which the paper's layers have not.
+Leaves: [..., d_out] = Θ(x · Kᵀ + key bias) · V + bias, where Θ is one of KINDS:
 
     l2_gelu   GeLU(tau · a / ‖a‖₂)           the paper's; tau = √n at birth
     gelu_l2   tau · GeLU(a) / ‖GeLU(a)‖₂      tau = √n at birth
     softmax   tau · softmax(a)                tau = n at birth
+    l2_gelu_tanh, l2_silu, l2_relu            as l2_gelu, with another activation
 
 Every kind has three steps: rectify each score, reduce a row to one number (`normaliser`), finish each score
 with it (`weigh`). Only the middle step looks across tokens, so tokens held in several groups (on other
@@ -13,14 +15,24 @@ devices, frozen or trained) form one layer when their normalisers are joined and
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Kind = Literal["l2_gelu", "gelu_l2", "softmax"]
+Kind = Literal["l2_gelu", "gelu_l2", "softmax", "l2_gelu_tanh", "l2_silu", "l2_relu"]
 KINDS: tuple[str, ...] = get_args(Kind)
+
+# What the kinds that normalise first do to a normalised score. All give 0 for 0, which is what lets zero keys be exact.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "l2_gelu": F.gelu,
+    "l2_gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "l2_silu": F.silu,
+    "l2_relu": F.relu,
+}
 
 # Rows are scaled by a power of two until their largest entry lies in (32, 64], so that no score overflows and
 # none drowns in rounding, in any dtype. Smaller rows than 64 / 2¹⁶ are scaled by no more than 2¹⁶.
@@ -38,38 +50,54 @@ def default_tau(num_tokens: int, kind: str) -> float:
 
 
 def reference(
-    x: Tensor, key_tokens: Tensor, value_tokens: Tensor, tau: float | Tensor, kind: str = "l2_gelu"
+    x: Tensor,
+    key_tokens: Tensor,
+    value_tokens: Tensor,
+    tau: float | Tensor,
+    kind: str = "l2_gelu",
+    *,
+    key_bias: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Attention of the rows of x over parameter tokens."""
-    scores, scale = token_scores(x, key_tokens)
+    scores, scale = token_scores(x, key_tokens, key_bias)
     scores = rectify(scores, scale, kind)
     weights = weigh(scores, normaliser(scores, kind), tau, kind)  # [..., n]
     compute_dtype = torch.promote_types(x.dtype, value_tokens.dtype)
-    return weights.to(compute_dtype) @ value_tokens
+    out = weights.to(compute_dtype) @ value_tokens
+    return out if bias is None else out + bias.to(out.dtype)
 
 
-def token_scores(x: Tensor, key_tokens: Tensor) -> tuple[Tensor, Tensor]:
+def token_scores(x: Tensor, key_tokens: Tensor, key_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Scores of the scaled rows, in fp32 or wider, and the scales: the true scores are `scores * scale`.
 
     The L2 kinds do not feel the scale, so it is not multiplied back where it could overflow.
     """
-    scale = row_scale(x)
+    scale = row_scale(x, biased=key_bias is not None)
     scores = _ScaleRows.apply(x, scale) @ key_tokens.mT  # [..., n]
-    return scores.to(wide(scores.dtype)), scale
+    scores = scores.to(wide(scores.dtype))
+    if key_bias is not None:
+        scores = scores + key_bias / scale
+    return scores, scale
 
 
 @torch.no_grad()
-def row_scale(x: Tensor) -> Tensor:
-    """The power of two that brings a row's largest entry into (32, 64], in fp32 or wider."""
+def row_scale(x: Tensor, biased: bool = False) -> Tensor:
+    """The power of two that brings a row's largest entry into (32, 64], in fp32 or wider.
+
+    To a `biased` layer every row has one entry more, which is 1: what the key bias is multiplied by.
+    """
     # torch's own maximum norm takes thirty times as long on a CPU.
     largest = torch.maximum(x.amax(-1, keepdim=True), -x.amin(-1, keepdim=True))  # [..., 1]
+    if biased:
+        largest = largest.clamp(min=1)
     exponent = torch.log2(largest.to(wide(x.dtype)) / LARGEST_ENTRY).ceil()
     return torch.exp2(exponent.clamp(min=SMALLEST_EXPONENT))
 
 
 def rectify(scores: Tensor, scale: Tensor, kind: str) -> Tensor:
     """What a score becomes on its own, before it is normalised with the others."""
-    if kind == "l2_gelu":
+    if kind in ACTIVATIONS:
         return scores
     largest = torch.finfo(scores.dtype).max
     true_scores = (scores * scale).clamp(-largest, largest)
@@ -95,7 +123,7 @@ def weigh(scores: Tensor, normaliser: Tensor, tau: float | Tensor, kind: str) ->
     smallest = (SMALLEST_RMS * tau) ** 2
     rms = normaliser.clamp(min=smallest).sqrt() / tau
     normalised = scores / rms
-    return F.gelu(normalised) if kind == "l2_gelu" else normalised
+    return ACTIVATIONS[kind](normalised) if kind in ACTIVATIONS else normalised
 
 
 class _ScaleRows(torch.autograd.Function):

@@ -1,13 +1,14 @@
 """Pattention, forward and backward, with as few passes over [rows, n] as torch's own kernels allow.
 
-Enters: rows x [rows, d_in], key tokens [n, d_in], value tokens [n, d_out], tau (a number in a tensor).
+Enters: rows x [rows, d_in], key tokens [n, d_in], value tokens [n, d_out], a key bias [n] or None, a bias [d_out] or
+None, tau (a number in a tensor).
 Leaves: the output; what backward needs; the gradients. The specification is `functional.py`: outputs and gradients
 are the same up to rounding, for every finite input.
 
 Between two matrix products the scores are normalised in place. One array of [rows, n] is kept for backward, in the
 tokens' dtype, or none, and then it is computed again:
 
-    l2_gelu   the normalised scores u = a / rms: GeLU(u) and its slope are cheaper to compute again than to keep
+    l2_…      the normalised scores u = a / rms: GeLU(u) and its slope are cheaper to compute again than to keep
     gelu_l2   the scores
     softmax   the weights
 
@@ -22,14 +23,14 @@ one token at a time, these small operations would weigh as much as the rest.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .functional import LARGEST_ENTRY, SMALLEST_EXPONENT, SMALLEST_RMS, row_scale, wide
+from .functional import ACTIVATIONS, LARGEST_ENTRY, SMALLEST_EXPONENT, SMALLEST_RMS, row_scale, wide
 
 # The squares of the scores of smaller rows, all taken as one vector, stay far within fp32's and bf16's range.
 LARGEST_UNSCALED = 2.0**35
@@ -38,16 +39,41 @@ LARGEST_UNSCALED = 2.0**35
 NUMBERS_AT_ONCE = 2**22
 FEWEST_ROWS = 256
 
+# By kind: the gradient of a normalised score from that of its weight, into the latter's memory.
+_SLOPES: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "l2_gelu": lambda grad, u: torch.ops.aten.gelu_backward.grad_input(grad, u, grad_input=grad),
+    "l2_gelu_tanh": lambda grad, u: torch.ops.aten.gelu_backward.grad_input(
+        grad, u, approximate="tanh", grad_input=grad
+    ),
+    "l2_silu": lambda grad, u: torch.ops.aten.silu_backward.grad_input(grad, u, grad_input=grad),
+    "l2_relu": lambda grad, u: torch.ops.aten.threshold_backward.grad_input(grad, u, 0, grad_input=grad),
+}
 
-def attend(x: Tensor, key_tokens: Tensor, value_tokens: Tensor, tau: Tensor, kind: str) -> Tensor:
+
+def attend(
+    x: Tensor,
+    key_tokens: Tensor,
+    value_tokens: Tensor,
+    key_bias: Tensor | None,
+    bias: Tensor | None,
+    tau: Tensor,
+    kind: str,
+) -> Tensor:
     """The output [rows, d_out] alone; nothing is kept."""
     if x.shape[0] <= FEWEST_ROWS:
-        return _weigh(x, key_tokens, tau, kind).weights.to(value_tokens.dtype) @ value_tokens
-    return forward(x, key_tokens, value_tokens, tau, kind, keep=False)[0]
+        return _product(_weigh(x, key_tokens, key_bias, tau, kind).weights, value_tokens, bias)
+    return forward(x, key_tokens, value_tokens, key_bias, bias, tau, kind, keep=False)[0]
 
 
 def forward(
-    x: Tensor, key_tokens: Tensor, value_tokens: Tensor, tau: Tensor, kind: str, keep: bool
+    x: Tensor,
+    key_tokens: Tensor,
+    value_tokens: Tensor,
+    key_bias: Tensor | None,
+    bias: Tensor | None,
+    tau: Tensor,
+    kind: str,
+    keep: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """The output [rows, d_out], what is to be kept [rows, n] if it is to be, and stats [rows, 3]."""
     rows = x.shape[0]
@@ -55,8 +81,8 @@ def forward(
     kept = key_tokens.new_empty(rows, key_tokens.shape[0]) if keep else None
     stats = x.new_ones(rows, 3, dtype=wide(x.dtype))
     for some in _parts(x, key_tokens):
-        weighed = _weigh(x[some], key_tokens, tau, kind, None if kept is None else kept[some])
-        torch.mm(weighed.weights.to(value_tokens.dtype), value_tokens, out=out[some])
+        weighed = _weigh(x[some], key_tokens, key_bias, tau, kind, None if kept is None else kept[some])
+        _product(weighed.weights, value_tokens, bias, out=out[some])
         stats[some, 0:1] = weighed.inverse_rms
         if weighed.scale is not None:
             stats[some, 1:2] = weighed.scale
@@ -70,38 +96,45 @@ def backward(
     x: Tensor,
     key_tokens: Tensor,
     value_tokens: Tensor,
+    key_bias: Tensor | None,
     tau: Tensor,
     kind: str,
     kept: Tensor | None,
     stats: Tensor,
     frozen: int,
     needs: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of x, keys and values, each if `needs` says so; the first `frozen` tokens get zeros at no cost."""
-    grad_x = x.new_empty(x.shape) if needs[0] else None
-    grad_keys = torch.zeros_like(key_tokens) if needs[1] else None
-    grad_values = torch.zeros_like(value_tokens) if needs[2] else None
+) -> tuple[Tensor | None, ...]:
+    """Gradients of x, keys, values, key bias and bias, each if `needs` says so; the first `frozen` tokens get zeros."""
+    needs_x, needs_keys, needs_values, needs_key_bias, needs_bias = needs
+    grad_x = x.new_empty(x.shape) if needs_x else None
+    grad_keys = torch.zeros_like(key_tokens) if needs_keys else None
+    grad_values = torch.zeros_like(value_tokens) if needs_values else None
+    grad_key_bias = key_tokens.new_zeros(key_tokens.shape[0]) if needs_key_bias else None
+    grad_bias = grad.sum(0) if needs_bias else None
     for some in _parts(x, key_tokens):
         rows, row_grad = x[some], grad[some]
         inverse_rms, scale, free = stats[some].split(1, dim=1)
         divisor = scale if _always_scales(x, key_tokens) or scale.max().item() != 1 else None
         weights: Tensor | None = None  # [rows, n]
         if kept is None:
-            weighed = _weigh(rows, key_tokens, tau, kind)
+            weighed = _weigh(rows, key_tokens, key_bias, tau, kind)
             scores, weights = weighed.kept, weighed.weights.to(key_tokens.dtype)
         else:
             scores = kept[some]
-            if needs[2] or kind == "gelu_l2":
+            if needs_values or kind == "gelu_l2":
                 weights = _weights_again(scores, inverse_rms, divisor, kind)
         if grad_values is not None:
             assert weights is not None
             grad_values[frozen:].addmm_(weights[:, frozen:].mT, row_grad)
-        if not (needs[0] or needs[1]):
+        if not (needs_x or needs_keys or needs_key_bias):
             continue
         grad_scores = row_grad @ value_tokens.mT  # [rows, n]
         _to_scores_(grad_scores, scores, weights, inverse_rms, divisor, free, tau, kind)
         if grad_keys is not None:
             grad_keys[frozen:].addmm_(grad_scores[:, frozen:].mT, _divided(rows, divisor, key_tokens.dtype))
+        if grad_key_bias is not None:
+            divided = grad_scores if divisor is None else grad_scores / divisor
+            grad_key_bias[frozen:] += divided[:, frozen:].sum(0)
         if grad_x is not None and divisor is None and x.dtype == key_tokens.dtype:
             torch.mm(grad_scores, key_tokens, out=grad_x[some])
         elif grad_x is not None:
@@ -109,7 +142,7 @@ def backward(
             # Saturates instead of overflowing: at a tiny row the true gradient can pass fp16's range.
             largest = torch.finfo(x.dtype).max
             grad_x[some] = grad_rows.div_(scale).clamp_(-largest, largest)
-    return grad_x, grad_keys, grad_values
+    return grad_x, grad_keys, grad_values, grad_key_bias, grad_bias
 
 
 def _parts(x: Tensor, key_tokens: Tensor) -> Iterator[slice]:
@@ -134,28 +167,46 @@ class _Rows(NamedTuple):
     free: Tensor | None
 
 
-def _weigh(x: Tensor, key_tokens: Tensor, tau: Tensor, kind: str, kept: Tensor | None = None) -> _Rows:
+def _weigh(
+    x: Tensor, key_tokens: Tensor, key_bias: Tensor | None, tau: Tensor, kind: str, kept: Tensor | None = None
+) -> _Rows:
     """`kept` is where to put what is kept, if that is decided already."""
-    size = _size(x, key_tokens)
-    scale = row_scale(x) if size > LARGEST_UNSCALED else None
+    biased = key_bias is not None
+    size = max(1.0 if biased else 0.0, _size(x, key_tokens))
+    scale = row_scale(x, biased) if size > LARGEST_UNSCALED else None
     rows = _divided(x, scale, key_tokens.dtype)
     if kind == "softmax":
-        weights = _true_scores(F.linear(rows, key_tokens), scale).softmax(-1).mul_(tau)
+        weights = _true_scores(_scores(rows, key_tokens, key_bias, scale), scale).softmax(-1).mul_(tau)
         kept = weights.to(key_tokens.dtype) if kept is None else kept.copy_(weights)
         return _Rows(weights, kept, weights.new_ones(x.shape[0], 1, dtype=wide(x.dtype)), scale, None)
-    kept = F.linear(rows, key_tokens) if kept is None else torch.mm(rows, key_tokens.mT, out=kept)
-    weights = kept if kind == "l2_gelu" else _rectified(kept, scale)
+    kept = _scores(rows, key_tokens, key_bias, scale, kept)
+    weights = kept if kind in ACTIVATIONS else _rectified(kept, scale)
     norm = torch.linalg.vector_norm(weights, dim=-1, keepdim=True, dtype=wide(x.dtype))
     # No row's scale is larger than this.
     largest_scale = max(2.0**SMALLEST_EXPONENT, 2 * size / LARGEST_ENTRY)
     if scale is None and x.numel() and norm.min().item() >= SMALLEST_RMS * largest_scale * tau.item():
         inverse_rms, free = tau / norm, None
     else:
-        smallest = SMALLEST_RMS * (row_scale(x) if scale is None else torch.ones_like(scale))
+        smallest = SMALLEST_RMS * (row_scale(x, biased) if scale is None else torch.ones_like(scale))
         rms = norm / tau
         inverse_rms, free = torch.maximum(rms, smallest).reciprocal(), rms >= smallest
     weights.mul_(inverse_rms)
-    return _Rows(F.gelu(kept) if kind == "l2_gelu" else weights, kept, inverse_rms, scale, free)
+    return _Rows(ACTIVATIONS[kind](kept) if kind in ACTIVATIONS else weights, kept, inverse_rms, scale, free)
+
+
+def _scores(
+    rows: Tensor, key_tokens: Tensor, key_bias: Tensor | None, scale: Tensor | None, out: Tensor | None = None
+) -> Tensor:
+    """Scores of rows that were divided by `scale`, which the key bias is too."""
+    if scale is None or key_bias is None:
+        return _product(rows, key_tokens.mT, key_bias, out)
+    return _product(rows, key_tokens.mT, None, out).add_(key_bias / scale)
+
+
+def _product(left: Tensor, right: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
+    """left · right + bias in the dtype of `right`."""
+    left = left.to(right.dtype)
+    return torch.mm(left, right, out=out) if bias is None else torch.addmm(bias, left, right, out=out)
 
 
 def _size(x: Tensor, key_tokens: Tensor) -> float:
@@ -166,8 +217,8 @@ def _size(x: Tensor, key_tokens: Tensor) -> float:
 
 
 def _weights_again(kept: Tensor, inverse_rms: Tensor, divisor: Tensor | None, kind: str) -> Tensor:
-    if kind == "l2_gelu":
-        return F.gelu(kept)
+    if kind in ACTIVATIONS:
+        return ACTIVATIONS[kind](kept)
     if kind == "gelu_l2":
         return _rectified(kept, divisor).mul_(inverse_rms).to(kept.dtype)
     return kept
@@ -190,8 +241,8 @@ def _to_scores_(
         gradient = torch._softmax_backward_data(grad.to(shares.dtype), shares, -1, shares.dtype).mul_(tau)
         grad.copy_(gradient if divisor is None else gradient.mul_(divisor))
         return
-    if kind == "l2_gelu":
-        torch.ops.aten.gelu_backward.grad_input(grad, kept, grad_input=grad)
+    if kind in ACTIVATIONS:
+        _SLOPES[kind](grad, kept)
         products = torch.mul(grad, kept, out=torch.empty_like(grad) if weights is None else weights)
         normalised = kept
     else:

@@ -19,10 +19,13 @@ class Pattention(WideBuffers):
     with, and a reloaded one computes what was saved. It stays in fp32 when the layer is cast lower, because
     bf16 cannot hold √n for most n.
 
-    `form` and `recompute` say how it is computed, not what: see `pattention`. The first `frozen_tokens` tokens get no
-    gradient.
+    `key_bias` adds a learnable number to every token's score, `bias` one to every output; the paper's layers have
+    neither, and both start at zero. `form` and `recompute` say how it is computed, not what: see `pattention`. The
+    first `frozen_tokens` tokens get no gradient.
     """
 
+    key_bias: nn.Parameter | None
+    bias: nn.Parameter | None
     tau: Tensor
     frozen_tokens: int = 0
 
@@ -34,6 +37,8 @@ class Pattention(WideBuffers):
         kind: str = "l2_gelu",
         tau: float | None = None,
         *,
+        key_bias: bool = False,
+        bias: bool = False,
         form: str = "auto",
         recompute: bool = False,
         device: torch.device | str | None = None,
@@ -51,6 +56,8 @@ class Pattention(WideBuffers):
         self.kind, self.form, self.recompute = kind, form, recompute
         self.key_tokens = nn.Parameter(torch.empty(num_tokens, d_in, device=device, dtype=dtype))
         self.value_tokens = nn.Parameter(torch.empty(num_tokens, d_out, device=device, dtype=dtype))
+        self.key_bias = nn.Parameter(torch.empty(num_tokens, device=device, dtype=dtype)) if key_bias else None
+        self.bias = nn.Parameter(torch.empty(d_out, device=device, dtype=dtype)) if bias else None
         tau = default_tau(num_tokens, kind) if tau is None else float(tau)
         tau_dtype = torch.promote_types(self.key_tokens.dtype, torch.float32)
         self.tau = nn.Buffer(torch.tensor(tau, device=device, dtype=tau_dtype))
@@ -72,6 +79,9 @@ class Pattention(WideBuffers):
         """Draw new tokens. By default values are N(0, 1/n), which gives outputs a variance near 0.4."""
         nn.init.normal_(self.key_tokens, std=key_std)
         nn.init.normal_(self.value_tokens, std=self.num_tokens**-0.5 if value_std is None else value_std)
+        for bias in (self.key_bias, self.bias):
+            if bias is not None:
+                nn.init.zeros_(bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return pattention(
@@ -80,6 +90,8 @@ class Pattention(WideBuffers):
             self.value_tokens,
             self.tau,
             self.kind,
+            key_bias=self.key_bias,
+            bias=self.bias,
             form=self.form,
             recompute=self.recompute,
             frozen=self.frozen_tokens,
@@ -87,7 +99,8 @@ class Pattention(WideBuffers):
 
     def extra_repr(self) -> str:
         tau = "meta" if self.tau.is_meta else f"{self.tau.item():.4g}"
-        return f"{self.d_in}, {self.d_out}, num_tokens={self.num_tokens}, kind={self.kind!r}, tau={tau}"
+        biases = "".join(f", {name}=True" for name in ("key_bias", "bias") if getattr(self, name) is not None)
+        return f"{self.d_in}, {self.d_out}, num_tokens={self.num_tokens}, kind={self.kind!r}, tau={tau}{biases}"
 
 
 def pattention_layers(model: nn.Module) -> Iterator[tuple[str, Pattention]]:

@@ -4,8 +4,8 @@
     fused       few passes over [rows, n], one array of it kept for backward or none (fused.py)
     triton      streams over tokens, for GPUs (triton_kernels.py); not chosen by itself until it has been timed on one
 
-Enters: rows x [..., d_in], tokens, tau. Leaves: [..., d_out]. The environment variable TOKENFORMER_PATTENTION, read at
-every call, goes before the argument `form`; "auto" is `fused` wherever that can be.
+Enters: rows x [..., d_in], tokens, biases, tau. Leaves: [..., d_out]. The environment variable TOKENFORMER_PATTENTION,
+read at every call, goes before the argument `form`; "auto" is `fused` wherever that can be.
 
 The fast forms are a torch operator, tokenformer::pattention, with shapes for tracing, a backward operator, an
 autocast rule and a FLOP count: torch.compile, FSDP and gradient checkpointing treat it as they treat a matrix product.
@@ -36,28 +36,34 @@ def pattention(
     tau: float | Tensor,
     kind: str = "l2_gelu",
     *,
+    key_bias: Tensor | None = None,
+    bias: Tensor | None = None,
     form: str = "auto",
     recompute: bool = False,
     frozen: int = 0,
 ) -> Tensor:
     """Attention of the rows of x over parameter tokens.
 
+    key_bias: [n], added to the scores. bias: [d_out], added to the output.
     recompute: keep no array of [rows, n] for backward; compute the scores again there.
     frozen: the first so many tokens get no gradient, and its cost is saved.
     """
     if kind not in KINDS:
         raise ValueError(f"kind={kind!r} is not known; choose one of {', '.join(KINDS)}")
     chosen = _chosen_form(form)
-    if chosen == "reference" or not _can_be_fast(x, key_tokens, value_tokens, tau):
-        return reference(x, _hold(key_tokens, frozen), _hold(value_tokens, frozen), tau, kind)
+    tensors = (x, key_tokens, value_tokens, key_bias, bias)
+    if chosen == "reference" or not _can_be_fast(tensors, tau):
+        return _plain(tensors, tau, kind, frozen)
+    if chosen == "triton":
+        _check_triton(kind, key_bias, bias)
     rows = x.reshape(-1, x.shape[-1])  # [rows, d_in]
     if not isinstance(tau, Tensor):
         tau = torch.tensor(tau, dtype=wide(key_tokens.dtype), device=x.device)
-    if chosen != "triton" and _keeps_nothing(x, key_tokens, value_tokens):
-        out = fused.attend(rows, key_tokens, value_tokens, tau, kind)
+    if chosen != "triton" and _keeps_nothing(tensors):
+        out = fused.attend(rows, key_tokens, value_tokens, key_bias, bias, tau, kind)
     else:
         keep = not recompute and chosen != "triton"
-        out = _operator(rows, key_tokens, value_tokens, tau, kind, chosen, keep, frozen)[0]
+        out = _operator(rows, key_tokens, value_tokens, key_bias, bias, tau, kind, chosen, keep, frozen)[0]
     return out.view(*x.shape[:-1], value_tokens.shape[1])
 
 
@@ -88,52 +94,85 @@ def _triton() -> Any:
     return triton_kernels
 
 
-def _can_be_fast(x: Tensor, key_tokens: Tensor, value_tokens: Tensor, tau: float | Tensor) -> bool:
+def _check_triton(kind: str, key_bias: Tensor | None, bias: Tensor | None) -> None:
+    """The kernels know the paper's kinds, and no biases."""
+    if kind in _triton().KINDS and key_bias is None and bias is None:
+        return
+    given = f"kind={kind!r}{' with biases' if key_bias is not None or bias is not None else ''}"
+    raise BadRequestError(
+        f"the triton form was asked for {given}; it knows {', '.join(_triton().KINDS)} without biases; choose the form "
+        "fused"
+    )
+
+
+# What the function is given: x, key tokens, value tokens, key bias and bias.
+Tensors = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+
+
+def _can_be_fast(tensors: Tensors, tau: float | Tensor) -> bool:
     """Not for tokens that are spread over devices, nor in torch.func's transforms, nor in an exported program, which
     should run where this library is not installed.
     """
+    x, key_tokens, *others = tensors
     if torch.compiler.is_exporting() or isinstance(key_tokens, DTensor) or x.dim() == 0:
         return False
     if torch._C._functorch.maybe_current_level() is not None:
         return False
-    if key_tokens.dtype != value_tokens.dtype or not (x.dtype == key_tokens.dtype or _autocasts(x.device.type)):
+    if any(other is not None and other.dtype != key_tokens.dtype for other in others):
+        return False
+    if not (x.dtype == key_tokens.dtype or _autocasts(x.device.type)):
         return False
     return not (isinstance(tau, Tensor) and tau.requires_grad)
 
 
-def _keeps_nothing(x: Tensor, key_tokens: Tensor, value_tokens: Tensor) -> bool:
+def _keeps_nothing(tensors: Tensors) -> bool:
     """In plain inference the operator's bookkeeping is left out: one token at a time it is a good part of the work."""
-    if torch.compiler.is_compiling() or _autocasts(x.device.type):
+    if torch.compiler.is_compiling() or _autocasts(tensors[0].device.type):
         return False
-    wants_gradient = x.requires_grad or key_tokens.requires_grad or value_tokens.requires_grad
-    return not (wants_gradient and torch.is_grad_enabled())
+    return not (torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors))
 
 
 def _autocasts(device: str) -> bool:
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
+def _plain(tensors: Tensors, tau: float | Tensor, kind: str, frozen: int) -> Tensor:
+    """The specification, with the first `frozen` tokens held."""
+    x, key_tokens, value_tokens, key_bias, bias = tensors
+    if frozen:
+        key_tokens, value_tokens = _hold(key_tokens, frozen), _hold(value_tokens, frozen)
+        key_bias = None if key_bias is None else _hold(key_bias, frozen)
+    return reference(x, key_tokens, value_tokens, tau, kind, key_bias=key_bias, bias=bias)
+
+
 def _hold(tokens: Tensor, frozen: int) -> Tensor:
-    return torch.cat([tokens[:frozen].detach(), tokens[frozen:]]) if frozen else tokens
+    return torch.cat([tokens[:frozen].detach(), tokens[frozen:]])
 
 
 @torch.library.custom_op("tokenformer::pattention", mutates_args=())
 def _operator(
-    x: Tensor, key_tokens: Tensor, value_tokens: Tensor, tau: Tensor, kind: str, form: str, keep: bool, frozen: int
+    x: Tensor,
+    key_tokens: Tensor,
+    value_tokens: Tensor,
+    key_bias: Tensor | None,
+    bias: Tensor | None,
+    tau: Tensor,
+    kind: str,
+    form: str,
+    keep: bool,
+    frozen: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The output, and for backward: an array of [rows, n] (empty unless `keep`) and three numbers a row."""
     if form == "triton":
         out, stats = _triton().forward(x, key_tokens, value_tokens, tau, kind)
         return out, x.new_empty(0), stats
-    out, kept, stats = fused.forward(x, key_tokens, value_tokens, tau, kind, keep)
+    out, kept, stats = fused.forward(x, key_tokens, value_tokens, key_bias, bias, tau, kind, keep)
     return out, key_tokens.new_empty(0) if kept is None else kept, stats
 
 
 @_operator.register_fake
-def _(
-    x: Tensor, key_tokens: Tensor, value_tokens: Tensor, tau: Tensor, kind: str, form: str, keep: bool, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    rows, n = x.shape[0], key_tokens.shape[0]
+def _(x: Tensor, key_tokens: Tensor, value_tokens: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    rows, n, keep = x.shape[0], key_tokens.shape[0], rest[-2]
     out = value_tokens.new_empty(rows, value_tokens.shape[1])
     kept = key_tokens.new_empty((rows, n) if keep else 0)
     return out, kept, x.new_empty(rows, 3, dtype=wide(x.dtype))
@@ -145,6 +184,7 @@ def _backward_operator(
     x: Tensor,
     key_tokens: Tensor,
     value_tokens: Tensor,
+    key_bias: Tensor | None,
     tau: Tensor,
     kept: Tensor,
     stats: Tensor,
@@ -153,52 +193,60 @@ def _backward_operator(
     keep: bool,
     frozen: int,
     needs: Sequence[bool],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, keys and values; an empty tensor for one that is not needed, as operators return no None."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x, keys, values and biases; an empty tensor for one not needed, as operators return no None."""
+    gradients: Sequence[Tensor | None]
     if form == "triton":
-        gradients = _triton().backward(grad, x, key_tokens, value_tokens, tau, kind, stats, frozen, needs)
+        gradients = _triton().backward(grad, x, key_tokens, value_tokens, tau, kind, stats, frozen, needs[:3])
+        gradients = (*gradients, None, None)
     else:
         kept_scores = kept if keep else None
-        gradients = fused.backward(grad, x, key_tokens, value_tokens, tau, kind, kept_scores, stats, frozen, needs)
-    grad_x, grad_keys, grad_values = (x.new_empty(0) if gradient is None else gradient for gradient in gradients)
-    return grad_x, grad_keys, grad_values
+        gradients = fused.backward(
+            grad, x, key_tokens, value_tokens, key_bias, tau, kind, kept_scores, stats, frozen, needs
+        )
+    grad_x, grad_keys, grad_values, grad_key_bias, grad_bias = (
+        x.new_empty(0) if gradient is None else gradient for gradient in gradients
+    )
+    return grad_x, grad_keys, grad_values, grad_key_bias, grad_bias
 
 
 @_backward_operator.register_fake
-def _(grad: Tensor, x: Tensor, key_tokens: Tensor, value_tokens: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    needs = rest[-1]
-    grad_x, grad_keys, grad_values = (
-        torch.empty_like(tensor, memory_format=torch.contiguous_format) if needed else x.new_empty(0)
-        for tensor, needed in zip((x, key_tokens, value_tokens), needs, strict=True)
+def _(
+    grad: Tensor, x: Tensor, key_tokens: Tensor, value_tokens: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    likes = (x, key_tokens, value_tokens, key_tokens[:, 0], value_tokens[0])
+    grad_x, grad_keys, grad_values, grad_key_bias, grad_bias = (
+        like.new_empty(like.shape) if needed else x.new_empty(0) for like, needed in zip(likes, rest[-1], strict=True)
     )
-    return grad_x, grad_keys, grad_values
+    return grad_x, grad_keys, grad_values, grad_key_bias, grad_bias
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    x, key_tokens, value_tokens, tau, *ctx.how = inputs
+    x, key_tokens, value_tokens, key_bias, bias, tau, *ctx.how = inputs
     _, kept, stats = output
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(kept, stats)
-    ctx.save_for_backward(x, key_tokens, value_tokens, tau, kept, stats)
+    # The value of the output's bias is in no gradient; it is kept for the gradient's gradient, and is no new memory.
+    ctx.save_for_backward(x, key_tokens, value_tokens, key_bias, bias, tau, kept, stats)
 
 
 def _backward(ctx: Any, grad: Tensor | None, *unused: None) -> tuple[Tensor | None, ...]:
-    needs = ctx.needs_input_grad[:3]
-    gradients: Sequence[Tensor | None] = (None, None, None)
+    needs = ctx.needs_input_grad[:5]
+    gradients: Sequence[Tensor | None] = (None,) * 5
     if grad is not None and torch.is_grad_enabled():
         # Somebody wants the gradient's gradient: only the specification has one.
         gradients = _differentiable_gradients(ctx, grad, needs)
     elif grad is not None:
-        gradients = _backward_operator(grad, *ctx.saved_tensors, *ctx.how, needs)
+        x, key_tokens, value_tokens, key_bias, _, tau, kept, stats = ctx.saved_tensors
+        gradients = _backward_operator(grad, x, key_tokens, value_tokens, key_bias, tau, kept, stats, *ctx.how, needs)
     needed = (gradient if need else None for gradient, need in zip(gradients, needs, strict=True))
-    return (*needed, None, None, None, None, None)
+    return (*needed, None, None, None, None, None)  # the rest: tau, and how it is computed
 
 
 def _differentiable_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
     *inputs, tau, _, _ = ctx.saved_tensors
     kind, _, _, frozen = ctx.how
-    x, key_tokens, value_tokens = inputs
-    out = reference(x, _hold(key_tokens, frozen), _hold(value_tokens, frozen), tau, kind)
+    out = _plain(tuple(inputs), tau, kind, frozen)
     wanted = [tensor for tensor, need in zip(inputs, needs, strict=True) if need]
     gradients = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
     return [next(gradients) if need else None for need in needs]
@@ -216,13 +264,16 @@ def _register_autocast(device: str) -> None:
     key = f"Autocast{device.upper()}"
     here = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
-    def forward(x: Tensor, key_tokens: Tensor, value_tokens: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+        *parameters, tau, kind, form, keep, frozen = rest
         # As torch's own rule for products: fp64 stays what it is.
-        dtype = key_tokens.dtype if key_tokens.dtype == torch.float64 else torch.get_autocast_dtype(device)
+        wider = parameters[0].dtype == torch.float64
+        dtype = torch.float64 if wider else torch.get_autocast_dtype(device)
+        cast = [parameter if parameter is None else parameter.to(dtype) for parameter in parameters]
         with torch._C._ExcludeDispatchKeyGuard(here):
-            return torch.ops.tokenformer.pattention(x, key_tokens.to(dtype), value_tokens.to(dtype), *rest)
+            return torch.ops.tokenformer.pattention(x, *cast, tau, kind, form, keep, frozen)
 
-    def backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(*arguments: Any) -> tuple[Tensor, ...]:
         with torch._C._ExcludeDispatchKeyGuard(here):
             return torch.ops.tokenformer.pattention_backward(*arguments)
 
@@ -244,9 +295,9 @@ def _forward_flops(x: Any, keys: Any, values: Any, *_: Any, **__: Any) -> int:
 
 @register_flop_formula(torch.ops.tokenformer.pattention_backward)
 def _backward_flops(grad: Any, x: Any, keys: Any, values: Any, *rest: Any, **__: Any) -> int:
-    keep, frozen, (needs_x, needs_keys, needs_values) = rest[5], rest[6], rest[7]
+    keep, frozen, (needs_x, needs_keys, needs_values, needs_key_bias, _) = rest[-3:]
     a_key_product, a_value_product = 2 * x[0] * keys[0] * keys[1], 2 * x[0] * keys[0] * values[1]
     trained = 1 - frozen / keys[0]
     flops = 0 if keep else a_key_product
-    flops += (needs_x or needs_keys) * a_value_product + needs_x * a_key_product
+    flops += (needs_x or needs_keys or needs_key_bias) * a_value_product + needs_x * a_key_product
     return int(flops + trained * (needs_keys * a_key_product + needs_values * a_value_product))

@@ -3,8 +3,8 @@
     model = torchvision_or_transformers_or_your_own_model()
     replace_linears(model, ["encoder.*.fc1", "encoder.*.fc2"], num_tokens=1024)
 
-The new layers start untrained, with outputs at the scale of the linear's. Pattention has no bias: a linear's
-bias goes with it.
+The new layers start untrained, with outputs at the scale of the linear's, and have no bias: a linear's bias goes with
+it. `tokenformer.adopt` puts layers in place that compute what the linears did.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,7 +16,7 @@ from ..errors import BadRequestError, did_you_mean
 from .module import Pattention, set_submodule
 
 # The mean square of a token's weight at birth: E[GeLU(z)²] for z ~ N(0, 1), or 1 where the norm comes last.
-WEIGHT_POWER = {"l2_gelu": 0.425, "gelu_l2": 1.0, "softmax": 1.0}
+WEIGHT_POWER = {"l2_gelu": 0.425, "l2_gelu_tanh": 0.425, "l2_silu": 0.356, "l2_relu": 0.5, "gelu_l2": 1, "softmax": 1}
 
 Predicate = Callable[[str, nn.Linear], bool]
 

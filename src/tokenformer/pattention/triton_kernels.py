@@ -46,6 +46,7 @@ from .functional import SMALLEST_RMS, row_scale
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+KINDS = ("l2_gelu", "gelu_l2", "softmax")
 
 # Sums over tokens (a row's) or over rows (a token's) are split until this many programs run, and the parts added up
 # by torch: always in the same order, unlike atomics. Two for each of an A100's 108 processors.

@@ -19,9 +19,9 @@ class FrozenRows:
     def __init__(self, model: nn.Module, growth: Growth) -> None:
         self._held: list[tuple[nn.Parameter, int, Tensor]] = []
         for name, parameter in model.named_parameters():
-            layer, _, _ = name.rpartition(".")
+            layer, _, kind = name.rpartition(".")
             step = growth.layers.get(layer)
-            if step is None:
+            if step is None or kind == "bias":
                 parameter.requires_grad_(False)
                 continue
             pattention = model.get_submodule(layer)
