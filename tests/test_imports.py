@@ -19,6 +19,7 @@ ROOMS = [
     "models",
     "cost",
     "growth",
+    "adoption",
     "api",
     "evaluation",
     "training",

@@ -1,6 +1,7 @@
 """The names that `import tokenformer` gives. Importing this registers the models with transformers."""
 
 from . import nn
+from .adoption import adopt
 from .errors import BadFileError, BadRequestError
 from .growth import Growth, grow, grow_optimizer, plan_growth
 from .models import PRESETS, TokenFormerConfig, TokenFormerForCausalLM, TokenFormerModel
@@ -16,6 +17,7 @@ __all__ = [
     "TokenFormerConfig",
     "TokenFormerForCausalLM",
     "TokenFormerModel",
+    "adopt",
     "grow",
     "grow_optimizer",
     "nn",

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from . import evaluate, generate, grow, info, official, prepare, report, train
+from . import adopt, evaluate, generate, grow, info, official, prepare, report, train
 from .outcome import Commands
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app.add_typer(train.commands)
 app.add_typer(generate.commands)
 app.add_typer(evaluate.commands)
 app.add_typer(grow.commands)
+app.add_typer(adopt.commands)
 app.add_typer(info.commands)
 app.add_typer(official.commands)
 app.add_typer(report.commands)

@@ -1,15 +1,12 @@
 """grow: a saved model into a larger one that computes the same."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ..errors import BadRequestError
 from .summary import quiet_libraries, short, show_summary, show_table
-
-if TYPE_CHECKING:
-    from ..models import TokenFormerConfig
 
 commands = typer.Typer()
 
@@ -21,7 +18,10 @@ def grow_command(
     factor: Annotated[float | None, typer.Option(help="Times as many tokens in every layer.")] = None,
     to: Annotated[str | None, typer.Option(metavar="PRESET", help="The token counts of a preset.")] = None,
     tokens: Annotated[
-        str | None, typer.Option(metavar="ROLE=COUNT,…", help="Token counts: qkv=1024,out=1024,ffn=4096.")
+        str | None,
+        typer.Option(
+            metavar="ROLE=COUNT,…", help="Token counts: qkv=1024,out=1024,ffn=4096; of an adopted model *.mlp.*=4096."
+        ),
     ] = None,
     method: Annotated[str, typer.Option(help="zero, split, rotate or random; see docs/growth.md.")] = "zero",
     seed: Annotated[int, typer.Option(help="Decides the new tokens.")] = 0,
@@ -31,7 +31,7 @@ def grow_command(
         bool, typer.Option(" /--no-verify", show_default=False, help="Do not compare the logits before and after.")
     ] = True,
 ) -> None:
-    """Grow a model folder into a new one. The tokenizer comes along.
+    """Grow a model folder, a TokenFormer's or an adopted model's, into a new one. The tokenizer comes along.
 
     Give one of --factor, --to and --tokens. The logits before and after are compared, and if an exact method moved them
     nothing is written.
@@ -78,10 +78,20 @@ def _counts(tokens: str) -> dict[str, int]:
     return counts
 
 
-def _facts(config: "TokenFormerConfig") -> dict[str, str]:
+def _facts(config: Any) -> dict[str, str]:
     from .. import cost
     from ..growth.folder import taus
+    from ..models import record_of
+    from .adopt import in_order
 
+    record = record_of(config)
+    if record is not None:
+        costs = cost.adopted_layers(record)
+        return {
+            **{f"tokens, {name}": f"{record.layers[name]['num_tokens']:,}" for name in in_order(record.layers)},
+            "parameters in these layers": f"{costs.parameters:,}",
+            "FLOPs a token in these layers": short(costs.flops_per_token),
+        }
     length = config.max_position_embeddings
     return {
         "parameters": f"{cost.parameters(config).total:,}",

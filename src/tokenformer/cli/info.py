@@ -34,21 +34,32 @@ def info_command(
 ) -> None:
     """Parameters, FLOPs, KV cache and training memory of presets and model folders.
 
-    Of a folder only config.json is read; it may hold a GPT-NeoX. Of a TokenFormer, tau and how it grew are shown too.
+    Of a folder only config.json is read; it may hold a GPT-NeoX. Of a TokenFormer, tau and how it grew are shown too;
+    of an adopted model, its layers.
     """
     import json
 
-    from ..models import PRESETS
+    from ..models import PRESETS, Adopted
+    from .adopt import show_layers
 
     quiet_libraries()
     found = {name: _describe(name, length) for name in names or PRESETS}
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
+    adopted = {name: facts for name, facts in found.items() if "adopted" in facts}
+    whole = {name: facts for name, facts in found.items() if name not in adopted}
     columns = ["", "params", "non-emb", "tokens", "length", "forward", "training", "cache", "memory"]
     columns += ["crossing", "vs NeoX"]
-    show_table(columns, [_row(name, facts) for name, facts in found.items()], NOTE)
-    for name, facts in found.items():
+    if whole:
+        show_table(columns, [_row(name, facts) for name, facts in whole.items()], NOTE)
+    for name, facts in adopted.items():
+        costs = facts["adopted_layers"]
+        numbers = " -> ".join(short(costs[f"{which}parameters"]) for which in ("replaced_", ""))
+        flops = " -> ".join(short(costs[f"{which}flops_per_token"]) for which in ("replaced_", ""))
+        typer.echo(f"{name}: an adopted {facts['model_type']}; in these layers parameters {numbers}, FLOPs {flops}")
+        show_layers(Adopted(**facts["adopted"]))
+    for name, facts in whole.items():
         if "tau" in facts:
             tau = ", ".join(f"{role} {value:.4g}" for role, value in facts["tau"].items())
             grown = "; then ".join(facts["growth"]) or "trained at this size from the start"
@@ -60,10 +71,14 @@ def _describe(name: str, length: int | None) -> dict[str, Any]:
 
     from .. import cost
     from ..growth.folder import taus
-    from ..models import TokenFormerConfig
+    from ..models import TokenFormerConfig, record_of
     from ..models.folder import growth_steps
 
     config, saved = _config(name)
+    record = record_of(config)
+    if record is not None:
+        costs = asdict(cost.adopted_layers(record))
+        return {"model_type": config.model_type, "adopted": record.to_dict(), "adopted_layers": costs}
     length = length or config.max_position_embeddings
     counts, memory = cost.parameters(config), cost.training_memory(config, 1, length)
     facts = {
@@ -90,7 +105,7 @@ def _config(name: str) -> tuple["Config", bool]:
     from transformers import GPTNeoXConfig
 
     from ..errors import BadRequestError, did_you_mean
-    from ..models import PRESETS, TokenFormerConfig
+    from ..models import PRESETS, TokenFormerConfig, record_of
     from ..models.loading import read_any_config
 
     if name in PRESETS:
@@ -99,7 +114,7 @@ def _config(name: str) -> tuple["Config", bool]:
     if not folder.exists():
         raise BadRequestError(f"{name} is neither a preset nor a folder; {did_you_mean(name, PRESETS)}")
     config = read_any_config(folder)
-    if not isinstance(config, TokenFormerConfig | GPTNeoXConfig):
+    if not isinstance(config, TokenFormerConfig | GPTNeoXConfig) and record_of(config) is None:
         raise BadRequestError(f"{folder} holds a {config.model_type} model; a tokenformer or a gpt_neox is needed")
     return config, True
 

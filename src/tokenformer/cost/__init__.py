@@ -8,9 +8,11 @@ plain numbers, or the configuration of a GPT-NeoX of as many parameters; no mode
 Conventions. A multiply-add is 2 FLOPs, and only matrix products are counted, as FlopCounterMode of
 torch.utils.flop_counter does. Causal attention counts in full, future positions included: 4 · length · width a layer
 and token, as in the paper. A Pattention of n tokens has 2 · n · width parameters and takes 4 · n · width FLOPs a token.
-Memory is in bytes. docs/cost.md has the formulas.
+Memory is in bytes. docs/cost.md has the formulas. Of an adopted model `adopted_layers` counts the layers that were
+replaced, from the record in its configuration.
 """
 
+from .adopted import LayerCosts, adopted_layers, layer_parameters
 from .counts import (
     Config,
     Parameters,
@@ -26,14 +28,17 @@ __all__ = [
     "OPTIMIZER_STATES",
     "ROW_STATS",
     "Config",
+    "LayerCosts",
     "Parameters",
     "TrainingMemory",
     "activation_bytes_per_token",
+    "adopted_layers",
     "crossing_length",
     "equal_neox",
     "flops_ratio",
     "forward_flops_per_token",
     "kv_cache_bytes",
+    "layer_parameters",
     "neox_parameters",
     "neox_width",
     "parameters",

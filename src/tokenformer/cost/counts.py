@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from transformers import GPTNeoXConfig
 
 from ..errors import BadRequestError
-from ..models.config import TokenFormerConfig
+from ..models import TokenFormerConfig, record_of
 
 Config = TokenFormerConfig | GPTNeoXConfig
 
@@ -42,6 +42,10 @@ def width_and_layers(config: Config) -> tuple[int, int]:
     if not isinstance(config, TokenFormerConfig | GPTNeoXConfig):
         kind = getattr(config, "model_type", type(config).__name__)
         raise BadRequestError(f"the cost of a {kind} is not known; give a TokenFormerConfig or a GPTNeoXConfig")
+    if record_of(config) is not None:
+        raise BadRequestError(
+            "the cost of an adopted model is not known as a whole; cost.adopted_layers has its layers'"
+        )
     return config.hidden_size, config.num_hidden_layers
 
 

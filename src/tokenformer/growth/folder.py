@@ -2,8 +2,8 @@
 
     tokenformer grow models/small models/large --factor 2 --method split
 
-The request is checked before a weight is read. The model grows in place, so that memory holds little more than the
-grown one, and the logits before and after are compared before anything is written.
+The request is checked before a weight is read. The model, a TokenFormer or an adopted one, grows in place, so that
+memory holds little more than the grown one, and the logits before and after are compared before anything is written.
 """
 
 import os
@@ -12,53 +12,52 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from ..errors import BadResultError
+from ..errors import BadRequestError, BadResultError
 from ..files import check_new, write_new
-from ..models import TokenFormerConfig, TokenFormerForCausalLM
-from ..models.loading import read_config, read_model
-from ..models.text import copy_tokenizer
+from ..models import TokenFormerConfig, record_of
+from ..models.loading import empty_host, read_any_config, read_host, read_model
+from ..models.sample import relative_difference, sample_inputs, sample_output, tolerance_of
+from ..models.text import copy_beside_weights
 from ..pattention import default_tau
 from .grow import apply_growth
 from .layer import grown_tau
 from .plan import LayerGrowth, plan_growth
-
-# How far logits may move, relative to the largest: the promise of docs/growth.md. Half precision rounds the values that
-# split shares out, and the keys that rotate turns.
-TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5}
-HALF_TOLERANCE = 5e-2
 
 
 @dataclass(frozen=True)
 class FolderGrowth:
     """The configurations before and after, and how far the logits moved; None if that was not looked at."""
 
-    before: TokenFormerConfig
-    after: TokenFormerConfig
+    before: Any
+    after: Any
     difference: float | None
 
 
 def grow_folder(
     source: str | os.PathLike, target: str | os.PathLike, *, verify: bool = True, **request: Any
 ) -> FolderGrowth:
-    """Grow the model in `source` into the new folder `target`; its tokenizer comes along.
+    """Grow the model in `source` into the new folder `target`; its tokenizer or image processor comes along.
 
     `request` is that of `grow`: factor, num_tokens or to, and method, seed, noise, exact. With `verify`, logits on
     random ids are compared, and those of a method that promises exactness must not move.
     """
     source, target = Path(source), Path(target)
     check_new(target)
-    before = read_config(source)
-    with torch.device("meta"):
-        growth = plan_growth(TokenFormerForCausalLM(before), **request)
-    model = read_model(source)
-    old_logits = _sample_logits(model) if verify else None
+    before = read_any_config(source)
+    ours = isinstance(before, TokenFormerConfig)
+    if not ours and record_of(before) is None:
+        raise BadRequestError(
+            f"{source} holds a {before.model_type} model, and a tokenformer is needed; make it one with tokenformer adopt"
+        )
+    growth = plan_growth(empty_host(before), **request)
+    model = read_model(source) if ours else read_host(source)
+    inputs = sample_inputs(model)
+    old_logits = sample_output(model, inputs) if verify else None
     apply_growth(model, growth, inplace=True)
     difference = None
     if old_logits is not None:
-        difference = ((_sample_logits(model) - old_logits).abs().max() / old_logits.abs().max()).item()
-        tolerance = TOLERANCES.get(model.dtype, HALF_TOLERANCE)
+        difference, tolerance = relative_difference(sample_output(model, inputs), old_logits), tolerance_of(model.dtype)
         # Written so that NaN fails too.
         if growth.method != "random" and not difference <= tolerance:
             raise BadResultError(
@@ -67,7 +66,7 @@ def grow_folder(
             )
     with write_new(target) as (partial,):
         model.save_pretrained(partial)
-        copy_tokenizer(source, partial)
+        copy_beside_weights(source, partial)
     return FolderGrowth(before, model.config, difference)
 
 
@@ -84,10 +83,3 @@ def taus(config: TokenFormerConfig) -> dict[str, float]:
                 tau = grown_tau(tau, config.pattention_kind, step, entry["method"])
         found[role] = tau.item()
     return found
-
-
-@torch.no_grad()
-def _sample_logits(model: TokenFormerForCausalLM) -> Tensor:
-    length = min(64, model.config.max_position_embeddings)
-    ids = torch.randint(model.config.vocab_size, (2, length), generator=torch.Generator().manual_seed(0))
-    return model.eval()(ids, use_cache=False).logits.double()

@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from ..errors import BadRequestError
+from ..models import adopted_models
 from ..pattention import pattention_layers
 from .layer import grow_layer
 from .plan import Growth, find_config, plan_growth
@@ -76,6 +77,8 @@ def _check_growable(model: nn.Module) -> None:
 
 
 def _update_config(model: nn.Module, growth: Growth) -> None:
+    for host, record in adopted_models(model):
+        record.follow(host, {"method": growth.method, "seed": growth.seed, "noise": growth.noise})
     config = find_config(model)
     if config is None:
         return

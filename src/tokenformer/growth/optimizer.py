@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import BadRequestError, did_you_mean
-from .plan import Growth, LayerGrowth, find_config, plan_growth
+from ..models import adopted_models
+from ..pattention import pattention_layers
+from .plan import Growth, LayerGrowth, find_config, key_size, plan_growth
 
 FIRST_MOMENTS = ("exp_avg", "momentum_buffer")
 SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq")
@@ -61,7 +63,19 @@ def _remembered_growth(old_model: nn.Module, new_model: nn.Module) -> Growth:
             noise=last["noise"],
             exact=False,
         )
+    for _, record in adopted_models(new_model):
+        if record.growth and old_model is not new_model:
+            return _between(old_model, new_model, **record.growth[-1])
     raise BadRequestError("grow_optimizer: new_model does not remember a growth step; give growth=plan_growth(…)")
+
+
+def _between(old_model: nn.Module, new_model: nn.Module, method: str, seed: int, noise: float) -> Growth:
+    """The step from one model to the other, whose layers have the same names."""
+    new, steps = dict(pattention_layers(new_model)), {}
+    for name, layer in pattention_layers(old_model):
+        if new[name].num_tokens != layer.num_tokens:
+            steps[name] = LayerGrowth.by(method, layer.num_tokens, new[name].num_tokens, key_size(layer))
+    return Growth(method, seed, noise, steps)
 
 
 def _grow_live(optimizer: Optimizer, old_model: nn.Module, new_model: nn.Module, growth: Growth) -> Optimizer:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import BadRequestError, did_you_mean
-from ..models import TokenFormerConfig
+from ..models import TokenFormerConfig, adopted_models
 from ..pattention import Pattention, pattention_layers
 from ..pattention.functional import ACTIVATIONS
 
@@ -32,9 +32,9 @@ class LayerGrowth:
     rotated: bool = False
 
     @classmethod
-    def by(cls, method: str, before: int, after: int, d_in: int) -> "LayerGrowth":
-        """How `method` gets from `before` tokens to `after`. Fewer new keys than dimensions cannot be rotations."""
-        rotated = method == "rotate" and after - before >= min(before, d_in)
+    def by(cls, method: str, before: int, after: int, key_size: int) -> "LayerGrowth":
+        """How `method` gets from `before` tokens to `after`. Fewer new keys than a key has entries are no rotations."""
+        rotated = method == "rotate" and after - before >= min(before, key_size)
         return cls(before, after, copies=after // before if method == "split" else 1, rotated=rotated)
 
     @property
@@ -81,6 +81,11 @@ def plan_growth(
             "grow: method='random' changes what the model computes; say exact=False to accept that, or use 'zero', "
             "'split' or 'rotate'"
         )
+    if method == "rotate" and any(record.ballast == "single" for _, record in adopted_models(model)):
+        raise BadRequestError(
+            "grow: the model was adopted with ballast='single', a token whose large bias rotate would spread over the "
+            "new ones; use method='zero' or 'split'"
+        )
     layers = dict(pattention_layers(model))
     if not layers:
         raise BadRequestError(f"grow: {type(model).__name__} has no Pattention layer")
@@ -88,6 +93,11 @@ def plan_growth(
     return Growth(
         method, seed, noise, {name: _plan_layer(name, layers[name], n, method) for name, n in targets.items()}
     )
+
+
+def key_size(layer: Pattention) -> int:
+    """The entries of a key, its bias included."""
+    return layer.d_in + (layer.key_bias is not None)
 
 
 def find_config(model: nn.Module) -> TokenFormerConfig | None:
@@ -169,7 +179,7 @@ def _plan_layer(name: str, layer: Pattention, after: int, method: str) -> LayerG
         raise BadRequestError(
             f"grow: {name} already has {before} tokens; ask for more, or leave it out to keep its size"
         )
-    growth = LayerGrowth.by(method, before, after, layer.d_in + (layer.key_bias is not None))
+    growth = LayerGrowth.by(method, before, after, key_size(layer))
     if layer.kind not in ACTIVATIONS and method == "rotate":
         raise BadRequestError(
             f"grow: {name} uses {layer.kind}, and rotate is exact for {', '.join(ACTIVATIONS)} only; use method='split'"

@@ -4,6 +4,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from .adopted import Adopted, adopted_models, record_of
 from .config import TokenFormerConfig
 from .language import TokenFormerForCausalLM, TokenFormerModel, TokenFormerPreTrainedModel
 from .parallel import TokenParallel
@@ -18,8 +19,11 @@ ALL_PARALLEL_STYLES.register("parameter_tokens", TokenParallel())  # type: ignor
 
 __all__ = [
     "PRESETS",
+    "Adopted",
     "TokenFormerConfig",
     "TokenFormerForCausalLM",
     "TokenFormerModel",
     "TokenFormerPreTrainedModel",
+    "adopted_models",
+    "record_of",
 ]

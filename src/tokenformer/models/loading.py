@@ -11,14 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+import transformers
+from huggingface_hub import snapshot_download
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
 
 from ..errors import BadFileError, BadRequestError, one_line
+from .adopted import record_of
 from .config import TokenFormerConfig
 from .language import TokenFormerForCausalLM
+from .text import TOKENIZER_FILES
 
 # `owner/name`, or the name alone of the Hub's oldest models.
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+HUB_FILES = ("*.json", "*.safetensors")
 
 
 def read_config(folder: str | os.PathLike) -> TokenFormerConfig:
@@ -58,10 +63,52 @@ def read_any_model(name: str | os.PathLike, device: str | None = "cpu") -> PreTr
             return read_model(folder, device)
         target = _device(device)
         model, info = _weights(AutoModelForCausalLM, folder)
+    _check_whole(name, info)
+    return model.to(target)
+
+
+def local_folder(name: str | os.PathLike) -> Path:
+    """The folder of a model: the one of that name, or what the Hub has under it, fetched."""
+    folder = Path(name)
+    if folder.exists() or not HUB_NAME.fullmatch(str(name)):
+        return folder
+    try:
+        return Path(snapshot_download(str(name), allow_patterns=[*HUB_FILES, *TOKENIZER_FILES]))
+    except Exception as error:  # the Hub's client raises many kinds, most for a wrong name
+        raise BadRequestError(
+            f"{name} does not exist here, and no model of that name came from the Hub: {one_line(error).split('. ')[0]}"
+        ) from error
+
+
+def read_host(folder: str | os.PathLike, device: str | None = "cpu") -> PreTrainedModel:
+    """The model of a folder in the class that its config.json names, whatever its task is."""
+    config, target = read_any_config(Path(folder)), _device(device)
+    model, info = _weights(_named_class(config), folder)
+    _check_whole(folder, info)
+    return model.to(target)
+
+
+def empty_host(config: Any) -> PreTrainedModel:
+    """The model of a configuration as `read_host` makes it, adopted layers in place, on the meta device."""
+    kind = _named_class(config)
+    with torch.device("meta"):
+        model = kind.from_config(config) if kind is AutoModel else kind(config)
+        record = record_of(config)
+        if record is not None:
+            record.put_into(model)
+    return model
+
+
+def _named_class(config: Any) -> Any:
+    if isinstance(config, TokenFormerConfig):
+        return TokenFormerForCausalLM
+    return getattr(transformers, (config.architectures or [""])[0], AutoModel)
+
+
+def _check_whole(name: str | os.PathLike, info: dict[str, Any]) -> None:
     # What is there and not needed does no harm: old checkpoints of others hold masks and the like.
     if info["missing_keys"]:
         raise BadFileError(f"{name} {wrong_keys(info['missing_keys'], [])}; do the weights belong to its config.json?")
-    return model.to(target)
 
 
 def read_any_config(folder: Path) -> Any:

@@ -67,9 +67,9 @@ def tokenizer_files(folder: Path) -> list[Path]:
     )
 
 
-def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy a tokenizer's files as they are."""
-    for path in tokenizer_files(source):
+def copy_beside_weights(source: Path, target: Path) -> None:
+    """Copy the files of a tokenizer, or of what prepares images, as they are."""
+    for path in (*tokenizer_files(source), *source.glob("*processor_config.json")):
         shutil.copyfile(path, target / path.name)
 
 

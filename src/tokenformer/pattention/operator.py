@@ -28,6 +28,9 @@ Form = Literal["auto", "reference", "fused", "triton"]
 FORMS: tuple[str, ...] = get_args(Form)
 VARIABLE = "TOKENFORMER_PATTENTION"
 
+# x, key tokens, value tokens, key bias, bias.
+Tensors = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+
 
 def pattention(
     x: Tensor,
@@ -103,10 +106,6 @@ def _check_triton(kind: str, key_bias: Tensor | None, bias: Tensor | None) -> No
         f"the triton form was asked for {given}; it knows {', '.join(_triton().KINDS)} without biases; choose the form "
         "fused"
     )
-
-
-# What the function is given: x, key tokens, value tokens, key bias and bias.
-Tensors = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 
 
 def _can_be_fast(tensors: Tensors, tau: float | Tensor) -> bool:

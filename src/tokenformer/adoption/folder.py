@@ -1,0 +1,102 @@
+"""Adoption of a saved model: a model folder of another family in, one with Pattentions out, grown if that is wanted.
+
+    tokenformer adopt EleutherAI/pythia-160m models/pythia --grow 1.5x
+
+What can be refused by config.json alone is refused before a weight is read. The logits of the result are compared with
+those of the original before anything is written.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..errors import BadResultError
+from ..files import check_new, write_new
+from ..growth import apply_growth, plan_growth
+from ..models import Adopted
+from ..models.loading import local_folder, read_any_config, read_host
+from ..models.sample import relative_difference, sample_inputs, sample_output, tolerance_of
+from ..models.text import copy_beside_weights
+from ..pattention import Pattention
+from .families import family_of
+from .plan import check_parts
+from .surgery import adopt
+
+CARD = """\
+---
+library_name: transformers
+tags:
+- tokenformer
+---
+# An adopted {family}
+
+Layers of this model ({parts}) are attentions over parameter tokens (Pattention) that computed what the original's did
+when they took their place, so it can be grown by appending tokens without changing what it computes.
+
+```python
+import tokenformer  # without it, transformers does not know these layers
+from transformers import {architecture}
+
+model = {architecture}.from_pretrained("path/to/this/folder")
+bigger = tokenformer.grow(model, factor=1.5)
+```
+"""
+
+
+@dataclass(frozen=True)
+class FolderAdoption:
+    """The record, the model's parameters before and after, and how far its output moved; None if not looked at."""
+
+    record: Adopted
+    parameters_before: int
+    parameters_after: int
+    difference: float | None
+
+
+def adopt_folder(
+    source: str | os.PathLike,
+    target: str | os.PathLike,
+    parts: Iterable[str] | None = None,
+    *,
+    growth: Mapping[str, Any] | None = None,
+    verify: bool = True,
+    tolerance: float | None = None,
+    **request: Any,
+) -> FolderAdoption:
+    """Adopt the model in `source` (a folder, or a name on the Hub) into the new folder `target`.
+
+    `parts` and `request` are those of `adopt`, `growth` is a request of `grow`. What prepares its inputs comes along.
+    """
+    target = Path(target)
+    check_new(target)
+    source = local_folder(source)
+    config = read_any_config(source)
+    chosen = check_parts(config, family_of(config.model_type), parts)
+    if growth is not None:
+        plan_growth(nn.Sequential(Pattention(1, 1, 1000)), **growth)  # what is wrong with it shows on any layer
+    model = read_host(source)
+    before, inputs = model.num_parameters(), sample_inputs(model)
+    output = sample_output(model, inputs) if verify else None
+    adopt(model, chosen, verify=verify, tolerance=tolerance, **request)
+    if growth is not None:
+        apply_growth(model, plan_growth(model, **growth), inplace=True)
+    difference = None
+    if output is not None:
+        difference = relative_difference(sample_output(model, inputs), output)
+        allowed = tolerance_of(model.dtype) if tolerance is None else tolerance
+        if (growth or {}).get("method") != "random" and not difference <= allowed:
+            raise BadResultError(
+                f"the grown model's output differs from that of {source} by {difference:.2g} of the largest entry, and "
+                f"{allowed:g} is allowed; nothing was written"
+            )
+    with write_new(target) as (partial,):
+        model.save_pretrained(partial)
+        copy_beside_weights(source, partial)
+        card = CARD.format(family=config.model_type, parts=", ".join(chosen), architecture=type(model).__name__)
+        (partial / "README.md").write_text(card)
+    record = model.config.quantization_config
+    return FolderAdoption(record, before, model.num_parameters(), difference)

@@ -1,0 +1,166 @@
+"""adopt(): a Transformer that somebody has becomes a TokenFormer, and computes what it did.
+
+Enters: a model of transformers of a known family. Leaves: the same object, in which Pattentions stand where linears and
+feed-forward networks stood. Its class, forward pass, cache, generation and training are the host's.
+
+    model = AutoModelForCausalLM.from_pretrained("EleutherAI/pythia-160m")
+    tokenformer.adopt(model)
+    bigger = tokenformer.grow(model, 1.5)
+
+Everything is checked, and every new layer compared with what it replaces, before the first module is put in place.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from ..models.adopted import Adopted, EqualLength, forget_plans
+from ..models.sample import tolerance_of
+from ..pattention import Pattention
+from ..pattention.module import set_submodule
+from .fold import Rows, Tokens, ffn_tokens, linear_tokens
+from .plan import Layer, Site, check_conditioned, plan_adoption
+from .verify import compare_layers, compare_outputs, watch
+
+Model = TypeVar("Model", bound=PreTrainedModel)
+
+# Share of the squared norm that left-out ballast may make up: below float64's own rounding of a result.
+SLACK = 1e-13
+
+
+def adopt(
+    model: Model,
+    parts: Iterable[str] | None = None,
+    *,
+    ballast: str = "spread",
+    slack: float = SLACK,
+    verify: bool = True,
+    inputs: Mapping[str, Any] | None = None,
+    tolerance: float | None = None,
+) -> Model:
+    """Replace linears and feed-forward networks behind a norm by Pattentions that compute the same, in place.
+
+    parts: of ffn and qkv; all that the family has unless you say. docs/adopting.md has the families.
+    ballast: how the norm of a layer's scores is kept constant. "spread" takes about as many tokens more as the model is
+        wide, and the norm keeps its role; "single" takes one token, which holds the norm still for good.
+    slack: share of a squared norm that may be left out to save ballast; only larger ones than the default can be felt.
+    verify: compare every layer, and the logits, before and after, on random inputs and on `inputs` (arguments of the
+        model). Beyond `tolerance` (relative; 1e-5 in fp32, 1e-10 in fp64, 5e-2 in half precision) nothing is changed,
+        and a BadResultError names the layer.
+
+    The record of what was done is in `model.config`, and is saved and loaded with the model.
+    """
+    sites = plan_adoption(model, parts, ballast=ballast, slack=slack, tolerance=tolerance)
+    allowed = tolerance_of(model.dtype) if tolerance is None else tolerance
+    if ballast != "single":
+        for site in sites:
+            check_conditioned(site, allowed, model.dtype)
+    base = model.base_model
+    seen = watch(model, base, sites, inputs) if verify else None
+
+    tokens = {layer.name: _fold(site.rows, layer, ballast, slack) for site in sites for layer in site.layers}
+    new: dict[str, nn.Module] = {site.norm: _equal_length(site) for site in sites if not site.rows.kept}
+    for site in sites:
+        for layer in site.layers:
+            new[layer.name] = _pattention(layer, tokens[layer.name])
+            new |= {name: nn.Identity() for name in layer.removed}
+    errors = {} if seen is None else compare_layers(sites, new, seen, allowed)
+
+    old = {name: base.get_submodule(name) for name in new}
+    _put(base, new)
+    try:
+        if seen is not None:
+            compare_outputs(model, seen, allowed)
+    except BaseException:
+        _put(base, old)
+        raise
+    forget_plans(model)
+    model.config.quantization_config = _record(sites, new, tokens, errors, ballast)
+    return model
+
+
+def _fold(rows: Rows, layer: Layer, ballast: str, slack: float) -> Tokens:
+    weight, bias = _weights(layer.linear)
+    single = torch.finfo(layer.linear.weight.dtype).eps if ballast == "single" else None
+    if not layer.is_ffn:
+        return linear_tokens(rows, weight, bias, single=single)
+    return ffn_tokens(rows, (weight, bias), _weights(layer.last_linear), slack=slack, single=single)
+
+
+def _weights(linear: Any) -> tuple[Tensor, Tensor]:
+    """Weight [out, in] and bias [out] in float64; zeros for a bias that is not there."""
+    weight = linear.weight.detach().double().cpu()
+    weight = weight.mT if isinstance(linear, Conv1D) else weight
+    return weight, weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.detach().double().cpu()
+
+
+def _pattention(layer: Layer, tokens: Tokens) -> Pattention:
+    """The layer, in the dtype and on the device of what it replaces. Biases of zero that nobody had are left out."""
+    weight, last = layer.linear.weight, layer.last_linear
+    key_bias = tokens.key_bias
+    if key_bias is not None and not key_bias.any() and not (layer.is_ffn and layer.linear.bias is not None):
+        key_bias = None
+    bias = tokens.bias if tokens.bias.any() or last.bias is not None else None
+    values = {"key_tokens": tokens.keys, "value_tokens": tokens.values, "key_bias": key_bias, "bias": bias}
+    new = Pattention(
+        tokens.keys.shape[1],
+        tokens.values.shape[1],
+        len(tokens.keys),
+        layer.kind,
+        tokens.tau,
+        key_bias=key_bias is not None,
+        bias=bias is not None,
+        device=weight.device,
+        dtype=weight.dtype,
+    )
+    with torch.no_grad():
+        for name, value in values.items():
+            if value is not None:
+                getattr(new, name).copy_(value)
+    new.requires_grad_(weight.requires_grad or last.weight.requires_grad)
+    return new.train(layer.linear.training)
+
+
+def _equal_length(site: Site) -> EqualLength:
+    norm = site.module
+    eps = norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
+    return EqualLength(len(site.rows.weight), eps, site.rows.centred).train(norm.training)
+
+
+def _put(base: nn.Module, modules: Mapping[str, nn.Module]) -> None:
+    for name, module in modules.items():
+        set_submodule(base, name, module)
+
+
+def _record(
+    sites: list[Site],
+    new: Mapping[str, Any],
+    tokens: Mapping[str, Tokens],
+    errors: Mapping[str, float],
+    ballast: str,
+) -> Adopted:
+    layers, norms, removed = {}, {}, []
+    for site in sites:
+        if not site.rows.kept:
+            norm = new[site.norm]
+            norms[site.norm] = {"width": norm.width, "eps": norm.eps, "centred": norm.centred}
+        for layer in site.layers:
+            made = new[layer.name]
+            linears = [layer.linear, layer.last_linear] if layer.is_ffn else [layer.linear]
+            layers[layer.name] = {
+                "d_in": made.d_in,
+                "d_out": made.d_out,
+                "num_tokens": made.num_tokens,
+                "kind": made.kind,
+                "key_bias": made.key_bias is not None,
+                "bias": made.bias is not None,
+                "ballast": tokens[layer.name].ballast,
+                "replaced": sum(linear.weight.numel() for linear in linears),
+                "error": errors.get(layer.name),
+            }
+            removed += layer.removed
+    return Adopted(layers, norms, removed, ballast)

@@ -1,0 +1,84 @@
+"""Is it the same? What the host computed, layer by layer and in the end, beside what the adopted model computes.
+
+Enters: a model before its modules are replaced (`watch`), and the new modules. Leaves: the relative error of every
+layer; or an error that names the worst of them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..errors import BadResultError
+from ..models.sample import relative_difference, sample_inputs, sample_output
+from .plan import Site
+
+
+@dataclass
+class Seen:
+    """What the host was given and gave: as a whole, and each module of interest, a call after another."""
+
+    inputs: list[Mapping[str, Any]]
+    outputs: list[Tensor]
+    entered: dict[str, list[Tensor]]
+    left: dict[str, list[Tensor]]
+
+
+def watch(model: PreTrainedModel, base: nn.Module, sites: list[Site], inputs: Mapping[str, Any] | None) -> Seen:
+    """Run the model on random inputs, and on `inputs` if any, and keep what matters of it."""
+    seen = Seen([sample_inputs(model)] + ([inputs] if inputs is not None else []), [], {}, {})
+    names = {name for site in sites for layer in site.layers for name in (layer.name, layer.last)}
+    names |= {site.norm for site in sites}
+
+    def note(name: str) -> Any:
+        def hook(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
+            seen.entered.setdefault(name, []).append(arguments[0])
+            seen.left.setdefault(name, []).append(output)
+
+        return hook
+
+    hooks = [base.get_submodule(name).register_forward_hook(note(name)) for name in names]
+    try:
+        seen.outputs = [sample_output(model, given) for given in seen.inputs]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen
+
+
+@torch.no_grad()
+def compare_layers(sites: list[Site], new: Mapping[str, nn.Module], seen: Seen, tolerance: float) -> dict[str, float]:
+    """The error of every new layer, from the input of its norm, or its own if the norm stays, to its output."""
+    errors = {}
+    for site in sites:
+        for layer in site.layers:
+            entered = seen.entered[layer.name if site.rows.kept else site.norm]
+            given = entered if site.rows.kept else [new[site.norm](rows) for rows in entered]
+            pairs = zip(given, seen.left[layer.last], strict=True)
+            errors[layer.name] = max(relative_difference(new[layer.name](rows), left) for rows, left in pairs)
+    _check(errors, tolerance)
+    return errors
+
+
+def compare_outputs(model: PreTrainedModel, seen: Seen, tolerance: float) -> None:
+    """The logits, now that the modules are in place."""
+    pairs = zip(seen.inputs, seen.outputs, strict=True)
+    differences = [relative_difference(sample_output(model, given), before) for given, before in pairs]
+    _check({f"{type(model).__name__}'s output": max(differences)}, tolerance)
+
+
+def _check(errors: Mapping[str, float], tolerance: float) -> None:
+    # Written so that NaN fails too.
+    wrong = {name: error for name, error in errors.items() if not error <= tolerance}
+    if not wrong:
+        return
+    name = max(wrong, key=lambda key: (wrong[key] != wrong[key], wrong[key]))
+    more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    raise BadResultError(
+        f"adopt: {name}{more} would differ from the original by {wrong[name]:.2g} of its largest entry, and "
+        f"{tolerance:g} is allowed; nothing was changed; give tolerance={wrong[name]:.1g} to accept that, or see "
+        "ballast='single' in docs/adopting.md"
+    )

@@ -1,0 +1,38 @@
+"""What adopted layers cost, beside what they replaced. Enters: the record of an adopted model. Leaves: numbers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..models import Adopted
+
+
+@dataclass(frozen=True)
+class LayerCosts:
+    """The adopted layers of a model: numbers they hold, and FLOPs a token; and the same of the linears they replaced.
+
+    Of the linears only the matrices are counted. Norms and biases are a few numbers a channel.
+    """
+
+    parameters: int
+    flops_per_token: int
+    replaced_parameters: int
+    replaced_flops_per_token: int
+
+
+def layer_parameters(layer: Mapping[str, Any]) -> int:
+    """The numbers in a Pattention: its keys and values, and biases if it has them."""
+    width = layer["d_in"] + layer["d_out"] + layer["key_bias"]
+    return layer["num_tokens"] * width + layer["d_out"] * layer["bias"]
+
+
+def adopted_layers(record: Adopted) -> LayerCosts:
+    """Of all adopted layers together."""
+    layers = list(record.layers.values())
+    replaced = sum(layer["replaced"] for layer in layers)
+    return LayerCosts(
+        parameters=sum(map(layer_parameters, layers)),
+        flops_per_token=2 * sum(layer["num_tokens"] * (layer["d_in"] + layer["d_out"]) for layer in layers),
+        replaced_parameters=replaced,
+        replaced_flops_per_token=2 * replaced,
+    )

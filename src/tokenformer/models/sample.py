@@ -1,0 +1,63 @@
+"""What a model computes for inputs that anybody can make: random ids, or random images.
+
+Enters: any model of transformers that takes ids or pixels. Leaves: inputs for it; its logits or hidden states for them,
+in float64. Used to see that two models compute the same.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..errors import BadRequestError, one_line
+
+LENGTH = 64  # tokens in a sequence, at most
+
+# How far two models that should compute the same may lie apart, relative to the largest entry: the promise of
+# docs/growth.md and docs/adopting.md. Half precision rounds what is written anew.
+TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5}
+HALF_TOLERANCE = 5e-2
+
+
+def tolerance_of(dtype: torch.dtype) -> float:
+    """The largest relative difference that passes for rounding."""
+    return TOLERANCES.get(dtype, HALF_TOLERANCE)
+
+
+def sample_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Two random sequences, or two random images; always the same ones for models of one shape."""
+    config, generator = model.config.get_text_config(), torch.Generator().manual_seed(0)
+    name = model.main_input_name
+    if name == "input_ids":
+        length = min(LENGTH, max(1, config.max_position_embeddings - 2))  # RoBERTa's positions start at 2
+        ids = torch.randint(config.vocab_size, (2, length), generator=generator)
+        return {name: ids.to(model.device)}
+    if name == "pixel_values":
+        size = config.image_size
+        height, width = (size, size) if isinstance(size, int) else size
+        pixels = torch.randn(2, config.num_channels, height, width, generator=generator)
+        return {name: pixels.to(model.device, model.dtype)}
+    raise BadRequestError(f"{type(model).__name__} takes {name}; random inputs are made for input_ids and pixel_values")
+
+
+@torch.no_grad()
+def sample_output(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Tensor:
+    """The first thing that the model returns for `inputs` in evaluation mode: logits, or hidden states."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        return model(**inputs, return_dict=True)[0].double()
+    except Exception as error:  # whatever the host makes of inputs that it cannot take
+        raise BadRequestError(
+            f"{type(model).__name__} could not be called with {', '.join(inputs)}: {one_line(error)}"
+        ) from error
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def relative_difference(ours: Tensor, theirs: Tensor) -> float:
+    """The largest difference, relative to the largest entry of `theirs`."""
+    return ((ours.double() - theirs.double()).abs().max() / theirs.double().abs().max()).item()
