@@ -167,7 +167,14 @@ def _linear(base: nn.Module, name: str) -> nn.Module:
         raise BadRequestError(f"adopt: {name}.weight {where}; load the whole model into memory first")
     if module.weight.dtype not in DTYPES:
         raise BadRequestError(f"adopt: {name}.weight is {module.weight.dtype}; fp64, fp32, bf16 and fp16 are supported")
+    _check_finite(name, module)
     return module
+
+
+def _check_finite(name: str, module: nn.Module) -> None:
+    for key, parameter in module.named_parameters():
+        if not parameter.isfinite().all():
+            raise BadRequestError(f"adopt: {name}.{key} has entries that are not finite; the model is broken")
 
 
 def activation_kind(name: str, module: nn.Module) -> str:
@@ -191,6 +198,7 @@ def _rows(name: str, norm: Any, kept: bool) -> Rows:
         width, centred = len(norm.weight), False
     else:
         raise BadRequestError(f"adopt: {name} is a {type(norm).__name__}; LayerNorm and RMSNorm are supported")
+    _check_finite(name, norm)
     weight, bias = norm.weight, getattr(norm, "bias", None)
     ones = torch.ones(width, dtype=torch.float64)
     return Rows(

@@ -97,7 +97,7 @@ def show_layers(record: "Adopted") -> None:
 
 def in_order(names: Iterable[str]) -> list[str]:
     """Names of modules with block 10 behind block 9; config.json has them in the order of the alphabet."""
-    return sorted(names, key=lambda name: [(part.isalpha(), part.zfill(9)) for part in name.split(".")])
+    return sorted(names, key=lambda name: [part.zfill(9) if part.isdecimal() else part for part in name.split(".")])
 
 
 def _factor(text: str) -> float:

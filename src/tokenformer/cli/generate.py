@@ -39,11 +39,13 @@ def generate_command(
 
     import torch
 
-    from ..models.loading import read_model
+    from ..models.loading import read_own_model
     from ..models.text import TextStream, encode, read_tokenizer
 
     quiet_libraries()
-    model = read_model(folder, device)
+    model: Any = read_own_model(folder, device)
+    if not model.can_generate():
+        raise BadRequestError(f"{folder} holds a {type(model).__name__}, which does not generate text")
     tokenizer = read_tokenizer(folder, model.config)
     settings = model.generation_config
     if tokenizer.eos_token_id is not None:
@@ -61,8 +63,7 @@ def generate_command(
     if seed is not None:
         torch.manual_seed(seed)
     input_ids = torch.tensor([ids], device=model.device)
-    generator: Any = model  # transformers types `generate` for models of its own
-    generator.generate(
+    model.generate(
         input_ids,
         attention_mask=torch.ones_like(input_ids),
         streamer=TextStream(tokenizer, lambda text: typer.echo(text, nl=False)),

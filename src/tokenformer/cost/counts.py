@@ -44,7 +44,7 @@ def width_and_layers(config: Config) -> tuple[int, int]:
         raise BadRequestError(f"the cost of a {kind} is not known; give a TokenFormerConfig or a GPTNeoXConfig")
     if record_of(config) is not None:
         raise BadRequestError(
-            "the cost of an adopted model is not known as a whole; cost.adopted_layers has its layers'"
+            "the cost of an adopted model is not known as a whole; cost.adopted_layers counts its layers"
         )
     return config.hidden_size, config.num_hidden_layers
 

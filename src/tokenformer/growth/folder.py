@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from ..errors import BadRequestError, BadResultError
+from ..errors import BadResultError
 from ..files import check_new, write_new
-from ..models import TokenFormerConfig, record_of
-from ..models.loading import empty_host, read_any_config, read_host, read_model
+from ..models import TokenFormerConfig
+from ..models.loading import empty_host, read_own_config, read_own_model
 from ..models.sample import relative_difference, sample_inputs, sample_output, tolerance_of
 from ..models.text import copy_beside_weights
 from ..pattention import default_tau
@@ -44,14 +44,9 @@ def grow_folder(
     """
     source, target = Path(source), Path(target)
     check_new(target)
-    before = read_any_config(source)
-    ours = isinstance(before, TokenFormerConfig)
-    if not ours and record_of(before) is None:
-        raise BadRequestError(
-            f"{source} holds a {before.model_type} model, and a tokenformer is needed; make it one with tokenformer adopt"
-        )
+    before = read_own_config(source)
     growth = plan_growth(empty_host(before), **request)
-    model = read_model(source) if ours else read_host(source)
+    model = read_own_model(source)
     inputs = sample_inputs(model)
     old_logits = sample_output(model, inputs) if verify else None
     apply_growth(model, growth, inplace=True)

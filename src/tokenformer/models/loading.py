@@ -67,6 +67,22 @@ def read_any_model(name: str | os.PathLike, device: str | None = "cpu") -> PreTr
     return model.to(target)
 
 
+def read_own_config(folder: str | os.PathLike) -> Any:
+    """The configuration of a TokenFormer, or of a model that was adopted; any other is refused."""
+    config = read_any_config(Path(folder))
+    if not isinstance(config, TokenFormerConfig) and record_of(config) is None:
+        raise BadRequestError(
+            f"{folder} holds a {config.model_type} model, and a tokenformer is needed; tokenformer adopt makes it one"
+        )
+    return config
+
+
+def read_own_model(folder: str | os.PathLike, device: str | None = "cpu") -> PreTrainedModel:
+    """The model of such a configuration, for use, not for training."""
+    ours = isinstance(read_own_config(folder), TokenFormerConfig)
+    return read_model(folder, device) if ours else read_host(folder, device)
+
+
 def local_folder(name: str | os.PathLike) -> Path:
     """The folder of a model: the one of that name, or what the Hub has under it, fetched."""
     folder = Path(name)

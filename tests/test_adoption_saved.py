@@ -1,0 +1,142 @@
+"""Adopted models are saved and loaded, trained and used as any model of transformers is."""
+
+import json
+
+import pytest
+import torch
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainingArguments,
+    pipeline,
+)
+from transformers.quantizers import auto
+
+from conftest import relative_error
+from hosts import HOSTS, make_host
+from official_files import write_tokenizer
+from tokenformer import adopt, grow, grow_optimizer
+from tokenformer.errors import BadFileError
+from tokenformer.models.adopted import Adopted
+from tokenformer.models.sample import sample_inputs, sample_output
+
+
+def same(ours, theirs):
+    state = theirs.state_dict()
+    return ours.state_dict().keys() == state.keys() and all(
+        torch.equal(value, state[key]) and value.dtype == state[key].dtype for key, value in ours.state_dict().items()
+    )
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_a_model_loads_again_bit_by_bit(tmp_path, name):
+    """In shards; also grown; by the class it was saved from and by the one without its head."""
+    model = grow(adopt(make_host(name)), 1.5)
+    model.save_pretrained(tmp_path, max_shard_size="50KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    assert not list(tmp_path.glob("*.bin"))
+    loaded, info = type(model).from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values())
+    assert same(loaded, model)
+    inputs = sample_inputs(model)
+    assert torch.equal(sample_output(loaded, inputs), sample_output(model, inputs))
+    assert loaded.config.quantization_config.to_dict() == model.config.quantization_config.to_dict()
+    bare = AutoModel.from_pretrained(tmp_path).state_dict()  # some get a new pooler
+    assert all(torch.equal(bare[key], value) for key, value in model.base_model.state_dict().items())
+
+
+def test_loaded_it_is_an_ordinary_model(tmp_path):
+    """transformers' ways with quantised models do not get in the way: it casts, saves and grows on."""
+    model = adopt(make_host("gpt_neox"))
+    model.save_pretrained(tmp_path / "one")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "one")
+    assert isinstance(loaded.config.quantization_config, Adopted)
+    assert getattr(loaded, "hf_quantizer", None) is None
+    assert not getattr(loaded, "is_quantized", False)
+    assert loaded.half().float().dtype == torch.float32
+    grow(AutoModelForCausalLM.from_pretrained(tmp_path / "one"), 2, method="split").save_pretrained(tmp_path / "two")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "two", device_map="auto")
+    inputs = sample_inputs(model)
+    assert relative_error(sample_output(again, inputs), sample_output(model, inputs)) < 1e-5
+    assert again.config.quantization_config.growth == [{"method": "split", "seed": 0, "noise": 1.0}]
+    low = AutoModelForCausalLM.from_pretrained(tmp_path / "one", dtype=torch.bfloat16, device_map="cpu")
+    layer = low.gpt_neox.layers[0].mlp.dense_h_to_4h
+    assert (layer.key_bias.dtype, layer.tau.dtype) == (torch.bfloat16, torch.float32)
+    assert relative_error(sample_output(low, inputs), sample_output(model, inputs)) < 5e-2
+
+
+def test_the_optimizer_follows_from_folder_to_folder(tmp_path):
+    model = adopt(make_host("gpt2"))
+    model.save_pretrained(tmp_path / "small")
+    grow(model, 2, method="split").save_pretrained(tmp_path / "large")
+    small, large = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("small", "large"))
+    name = "transformer.h.0.mlp.c_fc.key_bias"
+    old = torch.arange(86.0)
+    state = grow_optimizer({"state": {name: {"exp_avg": old, "exp_avg_sq": old}}}, small, large)
+    assert torch.equal(state["state"][name]["exp_avg"], old.repeat(2) / 2)
+
+
+def test_the_trainer_trains_it(tmp_path):
+    adopt(make_host("gpt_neox")).save_pretrained(tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    ids = torch.randint(97, (8, 12))
+    data = [{"input_ids": row, "labels": row} for row in ids]
+    options = {"max_steps": 6, "per_device_train_batch_size": 4, "learning_rate": 1e-2, "use_cpu": True}
+    arguments = TrainingArguments(str(tmp_path), save_strategy="no", logging_steps=1, report_to=[], **options)
+    trainer = Trainer(model, arguments, train_dataset=data)
+    trainer.train()
+    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    assert losses[-1] < losses[0]
+    trainer.save_model(str(tmp_path / "trained"))
+    assert same(AutoModelForCausalLM.from_pretrained(tmp_path / "trained"), model)
+
+
+def test_the_pipeline_writes_with_it(tmp_path):
+    model = make_host("gpt_neox")
+    model.save_pretrained(tmp_path / "host")
+    adopt(model).save_pretrained(tmp_path / "adopted")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(write_tokenizer(tmp_path / "tokenizer.json", 97)))
+    written = []
+    for name in ("host", "adopted"):
+        write = pipeline("text-generation", str(tmp_path / name), tokenizer=tokenizer, device="cpu")
+        written.append(write("w3 w1 w4 w1 w5", max_new_tokens=6, do_sample=False)[0]["generated_text"])
+    assert written[0] == written[1]
+
+
+def test_without_tokenformer_loading_fails_and_names_it(tmp_path, monkeypatch):
+    """transformers warns of the name that it does not know, and weights that do not fit are an error."""
+    adopt(make_host("llama")).save_pretrained(tmp_path)
+    monkeypatch.delitem(auto.AUTO_QUANTIZATION_CONFIG_MAPPING, "tokenformer")
+    said = []
+    monkeypatch.setattr(auto.logger, "warning", said.append)
+    with pytest.raises(RuntimeError, match="You set `ignore_mismatched_sizes` to `False`, thus raising an error"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert said[0].startswith("Unknown quantization type, got tokenformer")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda record: record["layers"].update({"layers.7.x": {}}), r"does not fit a GPTNeoXModel: .*7"),
+        (lambda record: record["layers"]["layers.0.mlp.dense_h_to_4h"].pop("kind"), r"GPTNeoXModel: 'kind'"),
+        (lambda record: record["norms"]["layers.0.input_layernorm"].update(size=1), r"keyword argument 'size'"),
+    ],
+)
+def test_a_record_that_does_not_fit(tmp_path, change, message):
+    adopt(make_host("gpt_neox")).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    change(config["quantization_config"])
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BadFileError, match=message):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_plans_for_many_devices_name_no_weights_that_are_gone(tmp_path):
+    model = adopt(make_host("llama"))
+    model.save_pretrained(tmp_path)
+    for each in (model, AutoModelForCausalLM.from_pretrained(tmp_path)):
+        assert each.tp_plan == {}
+        assert each.model.tp_plan == {}
+    assert make_host("llama").tp_plan != {}

@@ -1,0 +1,167 @@
+"""`tokenformer adopt`, and what the other commands make of an adopted folder."""
+
+import json
+import shutil
+
+import pytest
+from transformers import AutoModelForCausalLM, GPTNeoXForCausalLM, ViTForImageClassification
+
+from command import ended, run
+from conftest import relative_error
+from hosts import make_host
+from official_files import write_tokenizer
+from tokenformer.adoption import folder as adoption_folder
+from tokenformer.cli.adopt import in_order
+from tokenformer.models import loading
+from tokenformer.models.sample import sample_inputs, sample_output
+
+
+@pytest.fixture
+def host():
+    return make_host("gpt_neox")
+
+
+@pytest.fixture
+def source(tmp_path, host):
+    host.save_pretrained(tmp_path / "host")
+    return tmp_path / "host"
+
+
+def rows_of(result):
+    return [line.split() for line in result.stdout.splitlines()]
+
+
+def test_the_adopted_folder_computes_the_same(tmp_path, source, host):
+    write_tokenizer(source / "tokenizer.json", 97)
+    (source / "optimizer.pt").write_text("large")
+    result = run("adopt", source, tmp_path / "out")
+    assert (result.exit_code, result.stderr) == (0, "")
+    adopted = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert isinstance(adopted, GPTNeoXForCausalLM)
+    inputs = sample_inputs(host)
+    assert relative_error(sample_output(adopted, inputs), sample_output(host, inputs)) < 1e-5
+    rows = rows_of(result)
+    assert rows[0] == ["layer", "kind", "tokens", "ballast", "numbers", "error"]
+    assert rows[2][:5] == ["layers.0.attention.query_key_value", "l2_gelu", "72", "0", "2.67x"]
+    assert rows[3][:5] == ["layers.0.mlp.dense_h_to_4h", "l2_gelu", "86", "36", "1.72x"]
+    assert float(rows[3][5]) < 1e-6
+    assert ["parameters", f"{host.num_parameters():,}", "->", f"{adopted.num_parameters():,}"] in rows
+    assert rows[-1] == ["written", str(tmp_path / "out")]
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
+    assert "import tokenformer" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_adopted_and_grown_in_one_go_as_json(tmp_path, source, host):
+    arguments = ["--parts", "ffn", "--ballast", "single", "--grow", "1.5x", "--method", "split", "--json"]
+    result = run("adopt", source, tmp_path / "out", *arguments)
+    assert (result.exit_code, result.stderr) == (0, "")
+    found = json.loads(result.stdout)
+    assert [layer["num_tokens"] for layer in found["layers"].values()] == [76, 76]
+    assert found["difference"] < 1e-5
+    assert found["parameters_before"] == host.num_parameters()
+    assert found["adopted_layers"]["replaced_flops_per_token"] == 2 * 2 * 2 * 36 * 50
+    adopted = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert found["parameters_after"] == adopted.num_parameters()
+
+
+def test_a_vision_model_keeps_its_image_processor(tmp_path):
+    make_host("vit").save_pretrained(tmp_path / "host")
+    (tmp_path / "host" / "preprocessor_config.json").write_text("{}")
+    assert run("adopt", tmp_path / "host", tmp_path / "out", "--parts", "ffn, qkv").exit_code == 0
+    assert (tmp_path / "out" / "preprocessor_config.json").exists()
+    grown = run("grow", tmp_path / "out", tmp_path / "grown", "--tokens", "*.mlp.fc1=100")
+    assert (grown.exit_code, grown.stderr) == (0, "")
+    assert (tmp_path / "grown" / "preprocessor_config.json").exists()
+    model = ViTForImageClassification.from_pretrained(tmp_path / "grown")
+    assert model.vit.layers[1].mlp.fc1.num_tokens == 100
+
+
+@pytest.mark.parametrize("method", ["zero", "split", "rotate"])
+def test_an_adopted_folder_grows(tmp_path, source, host, method):
+    run("adopt", source, tmp_path / "out")
+    result = run("grow", tmp_path / "out", tmp_path / "grown", "--factor", 2, "--method", method)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert ["tokens,", "layers.1.mlp.dense_h_to_4h", "86", "172"] in rows_of(result)
+    grown = AutoModelForCausalLM.from_pretrained(tmp_path / "grown")
+    inputs = sample_inputs(host)
+    assert relative_error(sample_output(grown, inputs), sample_output(host, inputs)) < 1e-5
+
+
+def test_info_and_generate_know_an_adopted_folder(tmp_path):
+    make_host("gpt2", vocab_size=256).save_pretrained(tmp_path / "host")
+    run("adopt", tmp_path / "host", tmp_path / "out")
+    result = run("info", tmp_path / "out", "tiny")
+    assert (result.exit_code, result.stderr) == (0, "")
+    line = f"{tmp_path / 'out'}: an adopted gpt2; in these layers parameters 15k -> 33.6k, FLOPs 30k -> 66.2k"
+    assert line in result.stdout.splitlines()
+    assert ["h.1.attn.c_attn", "l2_gelu", "72", "0", "2.67x"] in [row[:5] for row in rows_of(result)]
+    facts = json.loads(run("info", tmp_path / "out", "--json").stdout)[str(tmp_path / "out")]
+    assert facts["adopted"]["layers"]["h.0.mlp.c_fc"]["num_tokens"] == 86
+    written = run("generate", tmp_path / "out", "ab", "--max-new-tokens", 8, "--temperature", 0)
+    assert written.exit_code == 0, written.stderr
+    ended(run("generate", tmp_path / "host", "ab"), 2, "holds a gpt2 model", "tokenformer adopt makes it one")
+
+
+def test_refusals_leave_nothing_behind(tmp_path, source):
+    (source / "model.safetensors").write_bytes(b"broken")
+    out = tmp_path / "out"
+    ended(run("adopt", tmp_path / "no", out), 2, "no does not exist")
+    ended(run("adopt", source, source), 2, "host is there already and would be overwritten")
+    ended(run("adopt", source, out, "--parts", "ffn,attention"), 2, "'attention' of a gpt_neox cannot be adopted")
+    ended(run("adopt", source, out, "--grow", "much"), 2, "--grow much was given; a factor such as 1.5x is needed")
+    ended(run("adopt", source, out, "--grow", "0.5x"), 2, "factor=0.5 was given; it must be larger than 1")
+    ended(run("adopt", source, out, "--grow", "2x", "--method", "zeros"), 2, "did you mean 'zero'?")
+    ended(run("adopt", source, out), 1, "the weights in", "cannot be read")
+    (source / "config.json").write_text('{"model_type": "opt"}')
+    ended(run("adopt", source, out), 2, "a opt model was given; supported are bert")
+    ended(run("grow", source, out, "--factor", 2), 2, "holds a opt model, and a tokenformer is needed")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["host"]
+
+
+def test_a_model_that_would_change_is_not_written(tmp_path, source, monkeypatch):
+    real = adoption_folder.apply_growth
+
+    def grow_wrongly(model, growth, inplace):
+        real(model, growth, inplace=inplace)
+        model.gpt_neox.layers[0].mlp.dense_h_to_4h.tau *= 1.1
+
+    monkeypatch.setattr(adoption_folder, "apply_growth", grow_wrongly)
+    arguments = ("adopt", source, tmp_path / "out", "--grow", "2x")
+    ended(run(*arguments), 1, "the grown model's output differs", "nothing was written")
+    assert not (tmp_path / "out").exists()
+    result = run(*arguments, "--no-verify")
+    assert result.exit_code == 0, result.stderr
+    assert "relative difference of the output  not looked at\n" in result.stdout
+    assert rows_of(result)[2][-1] == "-"
+
+
+def test_an_interrupted_command_leaves_nothing(tmp_path, source, monkeypatch):
+    def interrupted(source, partial):
+        assert (partial / "model.safetensors").exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(adoption_folder, "copy_beside_weights", interrupted)
+    ended(run("adopt", source, tmp_path / "out"), 130)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["host"]
+
+
+def test_a_name_on_the_hub_is_fetched(tmp_path, source, monkeypatch):
+    shutil.move(source, tmp_path / "fetched")
+    asked = []
+
+    def fetch(name, allow_patterns):
+        asked.append((name, "*.safetensors" in allow_patterns, "*.bin" in allow_patterns))
+        return str(tmp_path / "fetched")
+
+    monkeypatch.setattr(loading, "snapshot_download", fetch)
+    assert run("adopt", "owner/name", tmp_path / "out", "--parts", "ffn").exit_code == 0
+    assert asked == [("owner/name", True, False)]
+    monkeypatch.undo()
+    ended(
+        run("adopt", "owner/name", tmp_path / "other"), 2, "owner/name does not exist here, and no model of that name"
+    )
+
+
+def test_layers_come_in_their_order():
+    assert in_order(["h.10.mlp", "h.9.mlp", "h.9.attn"]) == ["h.9.attn", "h.9.mlp", "h.10.mlp"]
