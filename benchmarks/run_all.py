@@ -26,6 +26,7 @@ SCRIPTS = (
     "new_tokens",
     "joint_scores",
     "where_time_goes",
+    "adoption",
 )
 
 

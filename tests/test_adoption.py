@@ -2,6 +2,9 @@
 
 import copy
 import math
+import re
+import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +18,7 @@ from transformers.activations import ACT2FN
 from conftest import relative_error
 from hosts import HOSTS, POST_NORM, RMS_NORM, SIZES, embedded, make_host
 from tokenformer import BadRequestError, adopt, cost, grow, grow_optimizer, pattention_layers
-from tokenformer.adoption import FAMILIES, Family, Fed, register_family
+from tokenformer.adoption import FAMILIES, families
 from tokenformer.adoption.fold import Rows, ffn_tokens, linear_tokens
 from tokenformer.adoption.plan import activation_kind
 from tokenformer.errors import BadResultError
@@ -23,6 +26,7 @@ from tokenformer.models.adopted import EqualLength
 from tokenformer.models.sample import sample_inputs, sample_output
 from tokenformer.pattention.functional import ACTIVATIONS, reference
 
+ROOT = Path(__file__).parent.parent
 # Rounding only.
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 # In float64 two things can be seen. The eps of norms that stay: 1e-12 over twice a variance of about 1e-3. And that
@@ -325,14 +329,22 @@ def test_activations_are_known_by_what_they_compute():
         activation_kind("act", nn.PReLU())
 
 
-def test_a_family_can_be_added(monkeypatch):
-    """The example of families.py and docs/adopting.md."""
+EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "adopting.md").read_text(), re.DOTALL)
+
+
+def test_the_example_of_the_docs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(EXAMPLES[0].replace("GPTNeoXConfig(", "GPTNeoXConfig(vocab_size=97, intermediate_size=80, "), names)
+    assert names["again"].config.quantization_config.layers["layers.0.mlp.dense_h_to_4h"]["num_tokens"] == 1.5 * 144 - 2
+
+
+def test_a_family_can_be_added_as_the_docs_say(monkeypatch):
     from transformers import Starcoder2Config, Starcoder2ForCausalLM
 
     monkeypatch.setattr("tokenformer.adoption.families.FAMILIES", dict(FAMILIES))
-    qkv = Fed("input_layernorm", qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"))
-    ffn = Fed("post_attention_layernorm", ffn=("mlp.c_fc", "mlp.act", "mlp.c_proj"))
-    register_family("starcoder2", Family("layers", (qkv, ffn)))
+    exec(EXAMPLES[1])
+    assert textwrap.indent(EXAMPLES[1].partition("\n\n")[2], "    ") in families.__doc__
     shape = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 1, "num_attention_heads": 4}
     config = Starcoder2Config(vocab_size=97, num_key_value_heads=2, **shape, bos_token_id=None, eos_token_id=None)
     model = adopt(Starcoder2ForCausalLM(config))

@@ -79,6 +79,6 @@ def _check(errors: Mapping[str, float], tolerance: float) -> None:
     more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
     raise BadResultError(
         f"adopt: {name}{more} would differ from the original by {wrong[name]:.2g} of its largest entry, and "
-        f"{tolerance:g} is allowed; nothing was changed; give tolerance={wrong[name]:.1g} to accept that, or see "
-        "ballast='single' in docs/adopting.md"
+        f"{tolerance:g} is allowed; nothing was changed; accept it with a larger tolerance, or see ballast='single' in "
+        "docs/adopting.md"
     )

@@ -61,7 +61,8 @@ def attend(
 ) -> Tensor:
     """The output [rows, d_out] alone; nothing is kept."""
     if x.shape[0] <= FEWEST_ROWS:
-        return _product(_weigh(x, key_tokens, key_bias, tau, kind).weights, value_tokens, bias)
+        weights = _weigh(x, key_tokens, key_bias, tau, kind).weights
+        return _product(weights.to(value_tokens.dtype), value_tokens, bias)
     return forward(x, key_tokens, value_tokens, key_bias, bias, tau, kind, keep=False)[0]
 
 
@@ -82,7 +83,7 @@ def forward(
     stats = x.new_ones(rows, 3, dtype=wide(x.dtype))
     for some in _parts(x, key_tokens):
         weighed = _weigh(x[some], key_tokens, key_bias, tau, kind, None if kept is None else kept[some])
-        _product(weighed.weights, value_tokens, bias, out=out[some])
+        _product(weighed.weights.to(value_tokens.dtype), value_tokens, bias, out=out[some])
         stats[some, 0:1] = weighed.inverse_rms
         if weighed.scale is not None:
             stats[some, 1:2] = weighed.scale
@@ -204,8 +205,7 @@ def _scores(
 
 
 def _product(left: Tensor, right: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
-    """left · right + bias in the dtype of `right`."""
-    left = left.to(right.dtype)
+    """left · right + bias, into `out` if it is given."""
     return torch.mm(left, right, out=out) if bias is None else torch.addmm(bias, left, right, out=out)
 
 

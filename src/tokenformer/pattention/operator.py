@@ -112,23 +112,27 @@ def _can_be_fast(tensors: Tensors, tau: float | Tensor) -> bool:
     """Not for tokens that are spread over devices, nor in torch.func's transforms, nor in an exported program, which
     should run where this library is not installed.
     """
-    x, key_tokens, *others = tensors
+    x, key_tokens, value_tokens, key_bias, bias = tensors
     if torch.compiler.is_exporting() or isinstance(key_tokens, DTensor) or x.dim() == 0:
         return False
     if torch._C._functorch.maybe_current_level() is not None:
         return False
-    if any(other is not None and other.dtype != key_tokens.dtype for other in others):
+    dtype = key_tokens.dtype
+    if value_tokens.dtype != dtype or not (x.dtype == dtype or _autocasts(x.device.type)):
         return False
-    if not (x.dtype == key_tokens.dtype or _autocasts(x.device.type)):
+    if (key_bias is not None and key_bias.dtype != dtype) or (bias is not None and bias.dtype != dtype):
         return False
     return not (isinstance(tau, Tensor) and tau.requires_grad)
 
 
 def _keeps_nothing(tensors: Tensors) -> bool:
     """In plain inference the operator's bookkeeping is left out: one token at a time it is a good part of the work."""
-    if torch.compiler.is_compiling() or _autocasts(tensors[0].device.type):
+    x, key_tokens, value_tokens, key_bias, bias = tensors
+    if torch.compiler.is_compiling() or _autocasts(x.device.type):
         return False
-    return not (torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors))
+    wants_gradient = x.requires_grad or key_tokens.requires_grad or value_tokens.requires_grad
+    wants_gradient |= (key_bias is not None and key_bias.requires_grad) or (bias is not None and bias.requires_grad)
+    return not (wants_gradient and torch.is_grad_enabled())
 
 
 def _autocasts(device: str) -> bool:
