@@ -119,6 +119,21 @@ def test_the_cost_model_counts_them(name):
     assert before + more == flops()
 
 
+@pytest.mark.parametrize("ballast", ["spread", "single"])
+def test_weights_of_zero(ballast):
+    """As of layers that start without an effect, and of a first linear that gives the same for every row."""
+    model = make_host("gpt2")
+    for mlp in (model.transformer.h[0].mlp, model.transformer.h[1].mlp):
+        nn.init.zeros_(mlp.c_proj.weight)
+        nn.init.zeros_(mlp.c_proj.bias)
+    nn.init.zeros_(model.transformer.h[0].mlp.c_fc.weight)
+    nn.init.zeros_(model.transformer.h[1].attn.c_attn.weight)
+    for parameter in model.transformer.h[1].mlp.c_fc.parameters():
+        nn.init.zeros_(parameter)
+    adopt(model, ballast=ballast)
+    assert {record(model).layers[f"h.{i}.mlp.c_fc"]["error"] for i in (0, 1)} == {0}
+
+
 def test_one_token_of_ballast_leaves_an_ffn_as_it_was_to_the_bit():
     """Its bias is so large that the norm does not move, and its own weight is zero."""
     model = make_host("gpt_neox")

@@ -192,5 +192,7 @@ def test_given_inputs_are_compared_too():
     model.transformer.wte.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0].shape))
     adopt(model, inputs={"input_ids": torch.zeros(1, 3, dtype=torch.long)})
     assert seen == [(2, 38), (1, 3)] * 2
+    with pytest.raises(BadResultError, match=r"would differ from the original by nan of its largest entry"):
+        adopt(make_host("gpt2"), inputs={"inputs_embeds": torch.full((1, 3, 36), torch.nan)})
     with pytest.raises(BadRequestError, match=r"GPT2LMHeadModel could not be called with pixels: You have to specify"):
         adopt(make_host("gpt2"), inputs={"pixels": 1})

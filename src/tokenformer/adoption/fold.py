@@ -137,7 +137,8 @@ def _ballast(rows: Rows, keys: Tensor, key_bias: Tensor, slack: float) -> tuple[
     if rows.kept and rows.centred:
         values, vectors = values[:-1], vectors[:, :-1]
     products = vectors.mT @ products
-    gaps = _level(values, products, d) - values  # α − λ_i >= 0
+    scored = keys.any() or key_bias.any()  # if not, the ballast has the norm to itself
+    gaps = (_level(values, products, d) if scored else 1) - values  # α − λ_i >= 0
     filled = gaps > 0
     biases = torch.where(filled, -products / gaps.clamp(min=torch.finfo(gaps.dtype).tiny).sqrt(), 0)
     squared_tau = (values[-1] + gaps[-1]) * d + key_bias.square().sum() + biases.square().sum()

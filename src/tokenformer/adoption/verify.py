@@ -4,7 +4,8 @@ Enters: a model before its modules are replaced (`watch`), and the new modules. 
 layer; or an error that names the worst of them.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +59,7 @@ def compare_layers(sites: list[Site], new: Mapping[str, nn.Module], seen: Seen, 
             entered = seen.entered[layer.name if site.rows.kept else site.norm]
             given = entered if site.rows.kept else [new[site.norm](rows) for rows in entered]
             pairs = zip(given, seen.left[layer.last], strict=True)
-            errors[layer.name] = max(relative_difference(new[layer.name](rows), left) for rows, left in pairs)
+            errors[layer.name] = _worst(relative_difference(new[layer.name](rows), left) for rows, left in pairs)
     _check(errors, tolerance)
     return errors
 
@@ -66,8 +67,13 @@ def compare_layers(sites: list[Site], new: Mapping[str, nn.Module], seen: Seen, 
 def compare_outputs(model: PreTrainedModel, seen: Seen, tolerance: float) -> None:
     """The logits, now that the modules are in place."""
     pairs = zip(seen.inputs, seen.outputs, strict=True)
-    differences = [relative_difference(sample_output(model, given), before) for given, before in pairs]
-    _check({f"{type(model).__name__}'s output": max(differences)}, tolerance)
+    difference = _worst(relative_difference(sample_output(model, given), before) for given, before in pairs)
+    _check({f"{type(model).__name__}'s output": difference}, tolerance)
+
+
+def _worst(errors: Iterable[float]) -> float:
+    """The largest, or NaN if one is."""
+    return max(errors, key=lambda error: (math.isnan(error), error))
 
 
 def _check(errors: Mapping[str, float], tolerance: float) -> None:
@@ -75,7 +81,7 @@ def _check(errors: Mapping[str, float], tolerance: float) -> None:
     wrong = {name: error for name, error in errors.items() if not error <= tolerance}
     if not wrong:
         return
-    name = max(wrong, key=lambda key: (wrong[key] != wrong[key], wrong[key]))
+    name = max(wrong, key=lambda name: (math.isnan(wrong[name]), wrong[name]))
     more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
     raise BadResultError(
         f"adopt: {name}{more} would differ from the original by {wrong[name]:.2g} of its largest entry, and "
