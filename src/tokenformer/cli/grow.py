@@ -1,15 +1,12 @@
 """grow: a saved model into a larger one that computes the same."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ..errors import BadRequestError
 from .summary import quiet_libraries, short, show_summary, show_table
-
-if TYPE_CHECKING:
-    from ..models import TokenFormerConfig
 
 commands = typer.Typer()
 
@@ -31,7 +28,7 @@ def grow_command(
         bool, typer.Option(" /--no-verify", show_default=False, help="Do not compare the logits before and after.")
     ] = True,
 ) -> None:
-    """Grow a model folder into a new one. The tokenizer comes along.
+    """Grow a model folder, of language or of images, into a new one. Tokenizer or image processor come along.
 
     Give one of --factor, --to and --tokens. The logits before and after are compared, and if an exact method moved them
     nothing is written.
@@ -78,14 +75,19 @@ def _counts(tokens: str) -> dict[str, int]:
     return counts
 
 
-def _facts(config: "TokenFormerConfig") -> dict[str, str]:
+def _facts(config: Any) -> dict[str, str]:
     from .. import cost
     from ..growth.folder import taus
+    from ..models import TokenFormerVisionConfig
 
-    length = config.max_position_embeddings
+    if isinstance(config, TokenFormerVisionConfig):
+        flops = {f"FLOPs an image of {config.image_size} pixels": short(cost.forward_flops_per_image(config))}
+    else:
+        length = config.max_position_embeddings
+        flops = {f"FLOPs a token at length {length:,}": short(cost.forward_flops_per_token(config, length))}
     return {
         "parameters": f"{cost.parameters(config).total:,}",
         **{f"tokens, {role}": f"{count:,}" for role, count in config.num_tokens.items()},
         **{f"tau, {role}": f"{tau:.4g}" for role, tau in taus(config).items()},
-        f"FLOPs a token at length {length:,}": short(cost.forward_flops_per_token(config, length)),
+        **flops,
     }

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from ..errors import BadResultError
 from ..files import check_new, write_new
-from ..models import TokenFormerConfig, TokenFormerForCausalLM
-from ..models.loading import read_config, read_model
+from ..models import TokenFormerBaseConfig, TokenFormerPreTrainedModel
+from ..models.images import copy_image_processor
+from ..models.loading import MODELS, read_tokenformer, read_tokenformer_config
 from ..models.text import copy_tokenizer
 from ..pattention import default_tau
 from .grow import apply_growth
@@ -34,25 +35,25 @@ HALF_TOLERANCE = 5e-2
 class FolderGrowth:
     """The configurations before and after, and how far the logits moved; None if that was not looked at."""
 
-    before: TokenFormerConfig
-    after: TokenFormerConfig
+    before: TokenFormerBaseConfig
+    after: TokenFormerBaseConfig
     difference: float | None
 
 
 def grow_folder(
     source: str | os.PathLike, target: str | os.PathLike, *, verify: bool = True, **request: Any
 ) -> FolderGrowth:
-    """Grow the model in `source` into the new folder `target`; its tokenizer comes along.
+    """Grow the model in `source` into the new folder `target`; its tokenizer or image processor comes along.
 
     `request` is that of `grow`: factor, num_tokens or to, and method, seed, noise, exact. With `verify`, logits on
-    random ids are compared, and those of a method that promises exactness must not move.
+    random inputs are compared, and those of a method that promises exactness must not move.
     """
     source, target = Path(source), Path(target)
     check_new(target)
-    before = read_config(source)
+    before = read_tokenformer_config(source)
     with torch.device("meta"):
-        growth = plan_growth(TokenFormerForCausalLM(before), **request)
-    model = read_model(source)
+        growth = plan_growth(MODELS[type(before)](before), **request)
+    model = read_tokenformer(source)
     old_logits = _sample_logits(model) if verify else None
     apply_growth(model, growth, inplace=True)
     difference = None
@@ -68,10 +69,11 @@ def grow_folder(
     with write_new(target) as (partial,):
         model.save_pretrained(partial)
         copy_tokenizer(source, partial)
+        copy_image_processor(source, partial)
     return FolderGrowth(before, model.config, difference)
 
 
-def taus(config: TokenFormerConfig) -> dict[str, float]:
+def taus(config: TokenFormerBaseConfig) -> dict[str, float]:
     """The scale tau of each role's layers, followed from birth through every growth step."""
     history = config.growth_history or []
     found = {}
@@ -87,7 +89,5 @@ def taus(config: TokenFormerConfig) -> dict[str, float]:
 
 
 @torch.no_grad()
-def _sample_logits(model: TokenFormerForCausalLM) -> Tensor:
-    length = min(64, model.config.max_position_embeddings)
-    ids = torch.randint(model.config.vocab_size, (2, length), generator=torch.Generator().manual_seed(0))
-    return model.eval()(ids, use_cache=False).logits.double()
+def _sample_logits(model: TokenFormerPreTrainedModel) -> Tensor:
+    return model.eval()(**model.dummy_inputs).logits.double()

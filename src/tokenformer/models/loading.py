@@ -8,32 +8,52 @@ import os
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ..errors import BadFileError, BadRequestError, one_line
-from .config import TokenFormerConfig
+from .base import TokenFormerPreTrainedModel
+from .config import TokenFormerBaseConfig, TokenFormerConfig
 from .language import TokenFormerForCausalLM
+from .vision import TokenFormerForImageClassification
+from .vision_config import TokenFormerVisionConfig
+
+Config = TypeVar("Config", bound=TokenFormerBaseConfig)
 
 # `owner/name`, or the name alone of the Hub's oldest models.
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
+# Of each kind of configuration, the model with its head.
+MODELS: dict[type[TokenFormerBaseConfig], type[TokenFormerPreTrainedModel]] = {
+    TokenFormerConfig: TokenFormerForCausalLM,
+    TokenFormerVisionConfig: TokenFormerForImageClassification,
+}
+
+
 def read_config(folder: str | os.PathLike) -> TokenFormerConfig:
-    """The configuration of a model folder; the weights are not looked at."""
-    config = read_any_config(Path(folder))
-    if not isinstance(config, TokenFormerConfig):
-        raise BadRequestError(f"{folder} holds a {config.model_type} model, and a tokenformer is needed")
-    return config
+    """The configuration of a language model's folder; the weights are not looked at."""
+    return _our_config(folder, TokenFormerConfig)
+
+
+def read_tokenformer_config(folder: str | os.PathLike) -> TokenFormerBaseConfig:
+    """The configuration of any TokenFormer's folder, of language or of images."""
+    return _our_config(folder, TokenFormerBaseConfig)
 
 
 def read_model(folder: str | os.PathLike, device: str | None = "cpu") -> TokenFormerForCausalLM:
-    """The model of a folder in its saved dtype, for use, not for training. A device of None is the fastest there is."""
+    """The language model of a folder, as `read_tokenformer` reads it."""
     read_config(folder)
+    return read_tokenformer(folder, device)
+
+
+def read_tokenformer(folder: str | os.PathLike, device: str | None = "cpu") -> Any:
+    """The model of a folder in its saved dtype, for use, not for training. A device of None is the fastest there is."""
+    kind = MODELS[type(read_tokenformer_config(folder))]
     target = _device(device)
-    model, info = _weights(TokenFormerForCausalLM, folder)
+    model, info = _weights(kind, folder)
     # transformers only warns of these, and draws what is missing at random.
     wrong = wrong_keys(info["missing_keys"], info["unexpected_keys"])
     if wrong:
@@ -74,6 +94,13 @@ def read_any_config(folder: Path) -> Any:
         return AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # a broken file, a value of the wrong type, a model unknown to transformers
         raise BadFileError(f"{folder / 'config.json'} cannot be read: {one_line(error)}") from error
+
+
+def _our_config(folder: str | os.PathLike, kind: type[Config]) -> Config:
+    config = read_any_config(Path(folder))
+    if not isinstance(config, kind):
+        raise BadRequestError(f"{folder} holds a {config.model_type} model, and a tokenformer is needed")
+    return config
 
 
 def _weights(kind: Any, folder: str | os.PathLike) -> tuple[Any, dict[str, Any]]:
