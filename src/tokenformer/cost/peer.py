@@ -99,7 +99,7 @@ def equal_vit(config: VisionConfig, *, layers: int | None = None, heads: int | N
     rows, classes = _vit_rows(config)
     wanted, layers = parameters(config).total, layers or config.num_hidden_layers
     named = f"ViT of {layers} layers and {heads or 'any number of'} heads"
-    heads, head = _heads(wanted - classes, layers, rows, 1.0, heads, named)
+    heads, head = _heads(wanted - classes, layers, rows, None, heads, named)
     same = ("image_size", "patch_size", "num_channels", "id2label", "label2id", "problem_type")
     return ViTConfig(
         hidden_size=heads * head,
@@ -119,7 +119,9 @@ def _vit_rows(config: VisionConfig) -> tuple[int, int]:
     return patches + class_token + positions + shape.outputs, shape.outputs
 
 
-def _heads(wanted: float, layers: int, rows: int, rotated: float, given: int | None, named: str) -> tuple[int, int]:
+def _heads(
+    wanted: float, layers: int, rows: int, rotated: float | None, given: int | None, named: str
+) -> tuple[int, int]:
     """How many heads, and how wide each: of the widths that fit, the one that `equal_neox` prefers."""
     near = _width(wanted, layers, rows)
     widest = int(near * (1 + WITHIN)) + 1
@@ -128,8 +130,8 @@ def _heads(wanted: float, layers: int, rows: int, rotated: float, given: int | N
         return abs(_parameters(width, layers, rows) / wanted - 1)
 
     def fitting(sizes: Iterable[int]) -> list[tuple[int, int]]:
-        even = [head for head in sizes if int(head * rotated) in range(2, head + 1, 2)]
-        shapes = [(heads, head) for head in even for heads in ([given] if given else range(1, widest // head + 1))]
+        usable = [head for head in sizes if rotated is None or int(head * rotated) in range(2, head + 1, 2)]
+        shapes = [(heads, head) for head in usable for heads in ([given] if given else range(1, widest // head + 1))]
         return [(heads, head) for heads, head in shapes if off(heads * head) <= WITHIN]
 
     def preference(shape: tuple[int, int]) -> tuple[float, ...]:

@@ -43,11 +43,12 @@ _SMALL_IMAGES = {"image_size": 32, "patch_size": 4, "num_labels": 10}
 
 # No name is also a language model's, so that the command line needs no kind beside it.
 VISION_PRESETS: dict[str, dict[str, Any]] = {
-    # For tests and for images of 32 pixels; the first grows into the second.
-    "tiny32": _shape(64, 2, 4, 64, **_SMALL_IMAGES),
-    "tiny32-2x": _shape(64, 2, 4, 128, **_SMALL_IMAGES),
+    # For tests and for images of 32 pixels; the first grows into the second. With tokens for three quarters of the
+    # width, as in the 86M and 307M below, a block has as many parameters as a ViT's of the same width.
+    "tiny32": _shape(64, 2, 4, 48, **_SMALL_IMAGES),
+    "tiny32-2x": _shape(64, 2, 4, 96, **_SMALL_IMAGES),
     "small32": _shape(192, 6, 6, 144, **_SMALL_IMAGES),
-    # The paper's: 86M and 307M with as many parameters as a ViT, 109M and 407M; of each pair the smaller can grow.
+    # The paper's: of either width, one with as many parameters as a ViT, which can grow into the other.
     "b16-86m": _shape(768, 12, 12, 576, **_IMAGENET),
     "b16": _shape(768, 12, 12, 728, **_IMAGENET),
     "l16-307m": _shape(1024, 24, 16, 768, **_IMAGENET),
