@@ -38,6 +38,10 @@ class TokenFormerPreTrainedModel(PreTrainedModel):
             init.normal_(module.value_tokens, std=value_std)
             init.constant_(module.tau, default_tau(module.num_tokens, module.kind))
 
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+        """Nothing: transformers would copy our files into a folder when it saves, and the loader is there for that."""
+
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         """As transformers does, with a model card and a loader beside the weights."""
         self.config.auto_map = auto_map(self.config)

@@ -74,6 +74,10 @@ class TokenFormerBaseConfig(PreTrainedConfig):
                 raise BadRequestError(f"preset: {change!r} is not a field; {did_you_mean(change, known)}")
         return cls(**{**shape, **changes})
 
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Nothing, as for the models: see base.py."""
+
     @property
     def num_tokens(self) -> dict[str, int]:
         """Parameter tokens by role."""
