@@ -168,7 +168,8 @@ def test_the_grow_command(tmp_path, source, arguments, tokens):
 def test_commands_refuse_what_is_not_theirs(tmp_path, source):
     ended(run("grow", source, tmp_path / "large", "--to", "tiny-2x"), 2, "preset 'tiny-2x' is not known")
     ended(run("grow", source, tmp_path / "large", "--to", "small32"), 2, "hidden_size=192, this model has 64")
-    ended(run("generate", source, "x"), 2, "holds a tokenformer_vision model, and a tokenformer is needed")
+    for command in (("generate", source, "x"), ("eval", source, "--text", __file__)):
+        ended(run(*command), 2, "holds a tokenformer_vision model, and a tokenformer is needed")
     ViTConfig(num_labels=3).save_pretrained(tmp_path / "vit")
     ended(run("grow", tmp_path / "vit", tmp_path / "large", "--factor", 2), 2, "holds a vit model")
 

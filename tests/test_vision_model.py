@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -29,6 +31,7 @@ from tokenformer import (
     TokenFormerForImageClassification,
     TokenFormerVisionConfig,
     TokenFormerVisionModel,
+    cost,
     grow,
     pattention_layers,
 )
@@ -379,6 +382,21 @@ def test_the_model_card(tmp_path):
     assert "| image, patch, classes | 32 pixels, 4 pixels, 10 |" in card
     assert "AutoModelForImageClassification.from_pretrained" in card
     assert "1. split (seed 3): 48/48/192 -> 96/96/384" in card
+
+
+def test_the_docs(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parent.parent / "docs" / "vision.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    exec(re.search(r"```python\n(.*?)```", page, re.DOTALL).group(1), {})
+    assert capsys.readouterr().out.splitlines()[-1].startswith("LABEL_")
+    rows = {
+        cells[0]: cells for cells in ([c.strip() for c in line.split("|")[1:-1]] for line in page.splitlines()) if cells
+    }
+    for name in VISION_PRESETS:
+        config = TokenFormerVisionConfig.preset(name)
+        shape = f"{config.hidden_size}, {config.num_hidden_layers}, {config.num_attention_heads}"
+        tokens = " / ".join(map(str, config.num_tokens.values()))
+        assert rows[name][2:5] == [shape, tokens, f"{cost.parameters(config).total:,}"]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ The four kinds differ in the matrices of their blocks, in what stands before and
 keeps. All of that is here; counts.py and memory.py know one kind of model, the Shape.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import GPTNeoXConfig, ViTConfig
@@ -61,7 +61,7 @@ class Shape:
     biases: dict[str, int]  # numbers in its biases, by role
     parametric_norm: bool  # whether its two norms have weight and bias
     kept: int  # numbers that autograd keeps of a block for each token
-    kept_wide: int  # those of them that are never narrower than fp32, on top
+    kept_wide: int  # numbers on top of those, which are fp32 or wider
     embedding: int  # numbers in the embedding
     outputs: int  # logits for each row: the vocabulary, or the classes
     head: int  # numbers that the output layer holds on its own
@@ -98,7 +98,7 @@ def shape_of_images(config: VisionConfig, image_size: int | None = None) -> tupl
     if image_size is not None:
         if image_size < max(images.patch_height, images.patch_width):
             raise BadRequestError(f"image_size={image_size} was given; a patch has {images.patch_height} pixels")
-        images = Images(**{**vars(images), "height": image_size, "width": image_size})
+        images = replace(images, height=image_size, width=image_size)
     return shape, images
 
 

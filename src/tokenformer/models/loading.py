@@ -74,7 +74,7 @@ def read_any_model(name: str | os.PathLike, device: str | None = "cpu") -> PreTr
                 f"{one_line(error).split('. ')[0]}"
             ) from error
     else:
-        if isinstance(read_any_config(folder), TokenFormerConfig):
+        if isinstance(read_any_config(folder), TokenFormerBaseConfig):
             return read_model(folder, device)
         target = _device(device)
         model, info = _weights(AutoModelForCausalLM, folder)
