@@ -50,16 +50,7 @@ class TokenFormerVisionEmbedding(nn.Module):
         """[1, rows · columns, width]: as trained, or the trained grid stretched over another number of patches."""
         side = self.config.grid_size
         if self.position_embeddings is None:
-            weight = self.patch_embeddings.weight
-            wide = torch.promote_types(weight.dtype, torch.float32)
-            down, across = (
-                _sines(
-                    (torch.arange(n, device=weight.device, dtype=wide) + 0.5) * (side / n) - 0.5, weight.shape[0] // 2
-                )
-                for n in (rows, columns)
-            )
-            grid = torch.cat([down[:, None].expand(-1, columns, -1), across[None].expand(rows, -1, -1)], dim=-1)
-            return grid.flatten(0, 1)[None].to(weight.dtype)
+            return _sincos(rows, columns, side, like=self.patch_embeddings.weight)
         if (rows, columns) == (side, side):
             return self.position_embeddings
         grid = self.position_embeddings.unflatten(1, (side, side)).permute(0, 3, 1, 2)  # [1, width, side, side]
@@ -81,10 +72,21 @@ class TokenFormerVisionEmbedding(nn.Module):
             )
 
 
-def _sines(positions: Tensor, width: int) -> Tensor:
+def _sincos(rows: int, columns: int, side: int, like: Tensor) -> Tensor:
+    """[1, rows · columns, width]: waves of the row, then of the column, in units of the trained grid's patches."""
+    wide = torch.promote_types(like.dtype, torch.float32)
+    down, across = (
+        _waves((torch.arange(n, device=like.device, dtype=wide) + 0.5) * (side / n) - 0.5, like.shape[0] // 2)
+        for n in (rows, columns)
+    )
+    grid = torch.cat([down[:, None].expand(-1, columns, -1), across[None].expand(rows, -1, -1)], dim=-1)
+    return grid.flatten(0, 1)[None].to(like.dtype)
+
+
+def _waves(positions: Tensor, width: int) -> Tensor:
     """[n] to [n, width]: sines, then cosines, of wavelengths from 2π to nearly 10000 · 2π."""
-    half = torch.arange(width // 2, device=positions.device, dtype=positions.dtype)
-    angles = positions[:, None] * 10000 ** (-2 * half / width)
+    steps = torch.arange(width // 2, device=positions.device, dtype=positions.dtype)
+    angles = positions[:, None] * 10000 ** (-2 * steps / width)
     return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
