@@ -26,12 +26,23 @@ class OrderedBlocks(Dataset):
     def __len__(self) -> int:
         return self.samples
 
-    def __getitem__(self, index: int) -> Any:
+    def row(self, index: int) -> int:
+        """Which item of the dataset is sample `index` of the run."""
         epoch, position = divmod(index, len(self.blocks))
         if epoch != self._epoch:
             self._order = np.random.default_rng((self.seed, epoch)).permutation(len(self.blocks))
             self._epoch = epoch
-        return self.blocks[int(self._order[position])]
+        return int(self._order[position])
+
+    def __getitem__(self, index: int) -> Any:
+        return self.blocks[self.row(index)]
+
+
+class OrderedImages(OrderedBlocks):
+    """The same order of images, each augmented for its place in the run."""
+
+    def __getitem__(self, index: int) -> Any:
+        return self.blocks.augmented(self.row(index), index)
 
 
 class StreamedBlocks(IterableDataset):
