@@ -3,8 +3,8 @@
 Enters: a decoded picture, the settings, and a generator made from the run's seed and the sample's place in the run's
 order. Leaves: pixels [channels, size, size]. No global random state is read or moved, so that a sample has the same
 pixels in any process, in any batch and after any resume; sums are of whole numbers, whose order does not matter, so
-that the number of threads does not either. RandAugment's colours are kornia's functions; its own random modules draw
-from torch's global state. Crops are Pillow's, which reads the box and resizes with antialiasing in one step.
+that the number of threads does not either. Most of RandAugment's colours are kornia's functions; kornia's own
+RandAugment draws from torch's global state. Resizing is Pillow's, with antialiasing and before there are floats.
 """
 
 import math
@@ -113,7 +113,7 @@ def _colours(name: str, image: Tensor, strength: float, sign: float) -> Tensor:
     if name == "equalize":
         return enhance.equalize(image)
     if name == "solarize":
-        return enhance.solarize(image, thresholds=1.0 - strength)
+        return enhance.solarize(image, (1 - strength) * 256 / 255)  # above 1 at strength 0, so that white stays
     if name == "posterize":
         return enhance.posterize(image, 8 - round(MAX_POSTERIZED_BITS * strength))
     factor = 1 + sign * MAX_CHANGE * strength

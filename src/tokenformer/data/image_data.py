@@ -70,8 +70,7 @@ class ImageData(Dataset[dict[str, Any]]):
         random = generator(self.config.seed, sample)
         if augment.crop_scale is not None:
             width, height = picture.size
-            box = crop_box(width, height, augment, random)
-            picture = picture.resize((size, size), _bicubic(), box=box)
+            picture = picture.crop(crop_box(width, height, augment, random)).resize((size, size), _bicubic())
         else:
             picture = self._centre(picture)
         pixels = shift_and_flip(_to_tensor(picture), augment, random).float() / 255
