@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageChops, ImageEnhance, ImageOps
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Subset
 
 from image_files import class_folder, encoded, picture, prepared, table
 from tokenformer import BadRequestError
@@ -91,6 +91,24 @@ class TestTheContract:
             for ours, theirs in zip(seen[place], whole[place], strict=True):
                 assert torch.equal(ours, theirs), place
         assert seen.keys() & whole.keys()
+
+    @pytest.mark.parametrize("processes", [1, 2, 3])
+    def test_the_batches_that_accelerate_deals_out_keep_pairs_together(self, data, whole, processes):
+        """As Trainer prepares its loader, and as it goes on after a checkpoint."""
+        from accelerate.data_loader import BatchSamplerShard, SkipBatchSampler
+
+        order = OrderedImages(data.train, 48, seed=3)
+        seen = set()
+        for process in range(processes):
+            batches = BatchSampler(SequentialSampler(order), 4, drop_last=False)
+            batches = SkipBatchSampler(BatchSamplerShard(batches, processes, process), skip_batches=1)
+            loader = DataLoader(order, batch_sampler=batches, collate_fn=data.collate)
+            for places, given in zip(list(batches), loader, strict=True):
+                seen |= set(places)
+                for i, place in enumerate(places):
+                    assert torch.equal(given["pixel_values"][i], whole[place][0])
+                    assert torch.equal(given["labels"][i], whole[place][1])
+        assert seen == set(range(4 * processes, 48))
 
     def test_nothing_global_is_read_or_moved(self, data, whole):
         torch.manual_seed(77)
