@@ -273,6 +273,8 @@ class TestRandAugment:
                 torch.testing.assert_close(out, image, atol=1 / 255, rtol=0)
         flat = torch.full((channels, 5, 5), 0.5)
         assert operate(name, flat, 0.5).isfinite().all()
+        if name in ("autocontrast", "equalize", "contrast", "sharpness", "color"):
+            torch.testing.assert_close(operate(name, flat, 0.5), flat, atol=1 / 255, rtol=0)
 
     def test_operations_are_drawn_evenly(self, monkeypatch):
         from tokenformer.data import augment

@@ -3,7 +3,9 @@
 import dataclasses
 import logging
 import pickle
+import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,15 +38,18 @@ class TestSources:
         (folder / "dog" / "notes.txt").write_text("not an image")
         (folder / "dog" / "more").mkdir()
         picture(99).save(folder / "dog" / "more" / "deep.JPG", "JPEG")
+        class_folder(tmp_path / "elsewhere", ("eel",), each=1)
+        (folder / "eel").symlink_to(tmp_path / "elsewhere" / "eel")
+        (folder / ".hidden").mkdir()
         data = prepared(tmp_path, folder)
-        assert data.id2label == {0: "ant", 1: "cat", 2: "dog"}
-        assert data.train.labels.tolist() == [0] * 3 + [1] * 3 + [2] * 4
+        assert data.id2label == {0: "ant", 1: "cat", 2: "dog", 3: "eel"}
+        assert data.train.labels.tolist() == [0] * 3 + [1] * 3 + [2] * 4 + [3]
         sample = data.train[3]
         assert sample["pixel_values"].shape == (3, 8, 8)
         assert sample["pixel_values"].dtype == torch.float32
         assert sample["labels"] == 1
         assert isinstance(sample["labels"], int)
-        assert data.stats == {"train": 10}
+        assert data.stats == {"train": 11}
 
     def test_parquet_with_and_without_what_datasets_says_of_its_columns(self, tmp_path):
         import pyarrow as pa
@@ -52,14 +57,20 @@ class TestSources:
 
         images = [encoded(picture(i, 8, 8)) for i in range(4)]
         table([1, 0, 1, 0], images, ["no", "yes"], image="img").to_parquet(tmp_path / "said.parquet")
-        pq.write_table(pa.table({"img": images, "label": [1, 0, 1, 0]}), tmp_path / "bare.parquet")
-        said, bare = (prepared(tmp_path, tmp_path / f"{name}.parquet") for name in ("said", "bare"))
-        assert said.id2label == {0: "no", 1: "yes"}
-        assert bare.id2label == {0: "0", 1: "1"}
-        for data in (said, bare):
+        bare = {
+            "bare": pa.array(images),
+            "large": pa.array(images, pa.large_binary()),
+            "struct": pa.array([{"bytes": image, "path": "a.png"} for image in images]),
+        }
+        for name, column in bare.items():
+            pq.write_table(pa.table({"img": column, "label": [1, 0, 1, 0]}), tmp_path / f"{name}.parquet")
+        found = {name: prepared(tmp_path, tmp_path / f"{name}.parquet") for name in ("said", *bare)}
+        assert found["said"].id2label == {0: "no", 1: "yes"}
+        assert found["bare"].id2label == {0: "0", 1: "1"}
+        for data in found.values():
             assert data.train.labels.tolist() == [1, 0, 1, 0]
             torch.testing.assert_close(data.train[2]["pixel_values"], expected(picture(2, 8, 8)))
-        assert len(prepared(tmp_path, f"{tmp_path}/*.parquet", class_names=["no", "yes"]).train) == 8
+        assert len(prepared(tmp_path, f"{tmp_path}/*.parquet", class_names=["no", "yes"]).train) == 16
 
     def test_datasets_saved_to_disk_and_loaded_by_name(self, tmp_path):
         import datasets
@@ -345,6 +356,8 @@ class TestRefusals:
             ({"mean": [0.1], "std": [0]}, "std=.* above 0"),
             ({"normalise": "cifar10", "channels": 1}, "mean has 3 values, and images have channels=1"),
             ({"augment": {"flipp": 0.5}}, "augment: 'flipp' is not known; did you mean 'flip'?"),
+            ({"augment": "all"}, "augment is 'all'; a list of keys and values is needed"),
+            ({"augment": {"crop_scale": ["a", 1]}}, r"augment.crop_scale=\['a', 1\] was given"),
             ({"augment": {"flip": 2}}, "augment.flip=2 was given; a probability is between 0 and 1"),
             ({"augment": {"flip": "often"}}, "augment.flip='often' was given; it must be a number"),
             ({"augment": {"rand_augment": -1}}, "augment.rand_augment=-1 was given"),
@@ -367,6 +380,12 @@ def test_a_recipes_section_and_its_resolved_copy():
     assert config.augment == AugmentConfig(flip=0.5)
     assert ImageConfig(**dataclasses.asdict(config)) == config
     assert not AugmentConfig().mixes
+
+
+def test_the_example_of_the_docs_runs(capsys):
+    page = (Path(__file__).parent.parent / "docs" / "data.md").read_text()
+    exec(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[1], {})
+    assert "torch.Size([64, 3, 32, 32]) torch.Size([64, 10])" in capsys.readouterr().out
 
 
 def test_what_goes_to_a_worker_is_small(tmp_path):

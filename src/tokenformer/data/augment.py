@@ -100,6 +100,8 @@ def operate(name: str, pixels: Tensor, strength: float, sign: float = 1.0) -> Te
         return _move(pixels, name, sign * strength)
     if name == "contrast":
         return _contrast(pixels, 1 + sign * MAX_CHANGE * strength)
+    if name == "autocontrast":
+        return _autocontrast(pixels)
     if name == "brightness":
         return (pixels * (1 + sign * MAX_CHANGE * strength)).clamp(0, 1)
     return _colours(name, pixels[None], strength, sign)[0].clamp(0, 1)
@@ -108,8 +110,6 @@ def operate(name: str, pixels: Tensor, strength: float, sign: float = 1.0) -> Te
 def _colours(name: str, image: Tensor, strength: float, sign: float) -> Tensor:
     """Those of kornia's functions that are exact and take their strength as an argument."""
     enhance = load_kornia().enhance
-    if name == "autocontrast":
-        return enhance.normalize_min_max(image)
     if name == "equalize":
         return enhance.equalize(image)
     if name == "solarize":
@@ -130,6 +130,12 @@ def load_kornia() -> Any:
     except ImportError as error:
         raise BadRequestError('augment.rand_augment needs kornia; pip install "tokenformer[vision]"') from error
     return kornia
+
+
+def _autocontrast(pixels: Tensor) -> Tensor:
+    """Each channel from 0 to 1. One that is all the same stays as it is; kornia's would become black."""
+    low, high = pixels.amin((1, 2), keepdim=True), pixels.amax((1, 2), keepdim=True)
+    return torch.where(high > low, (pixels - low) / (high - low).clamp_min(1e-6), pixels)
 
 
 def _contrast(pixels: Tensor, factor: float) -> Tensor:

@@ -109,7 +109,7 @@ class ImageConfig:
         """A section of a recipe arrives as a mapping."""
         if self.augment is None:
             self.augment = AugmentConfig()
-        elif isinstance(self.augment, Mapping):
+        elif not isinstance(self.augment, AugmentConfig):
             self.augment = _augment_from(self.augment)
 
     @property
@@ -123,7 +123,9 @@ class ImageConfig:
         return _each_channel(self.std or CONSTANTS[self.normalise][1], self.channels)
 
 
-def _augment_from(section: Mapping[str, Any]) -> AugmentConfig:
+def _augment_from(section: Any) -> AugmentConfig:
+    if not isinstance(section, Mapping):
+        raise BadRequestError(f"augment is {section!r}; a list of keys and values is needed, as flip: 0.5")
     known = [item.name for item in fields(AugmentConfig)]
     for key in section:
         if key not in known:
@@ -215,7 +217,8 @@ def _check_augment(augment: AugmentConfig) -> None:
         bounds = getattr(augment, name)
         if bounds is None and name == "crop_scale":
             continue
-        if not isinstance(bounds, list) or len(bounds) != 2 or not 0 < bounds[0] <= bounds[1] <= most:
+        numbers = isinstance(bounds, list) and [value for value in bounds if isinstance(value, int | float)]
+        if not numbers or len(numbers) != 2 or len(bounds) != 2 or not 0 < bounds[0] <= bounds[1] <= most:
             raise BadRequestError(
                 f"augment.{name}={bounds!r} was given; it must be a least and a largest value, as "
                 + {"crop_scale": "[0.08, 1.0]", "erasing_area": "[0.02, 0.33]", "crop_ratio": "[0.75, 1.33]"}[name]

@@ -106,6 +106,8 @@ class ImageData(Dataset[dict[str, Any]]):
             row = int(self.rows[found])
             try:
                 return found, decode(self.gallery.encoded(row), self.config.channels)
+            except MemoryError:  # the machine's fault, not the image's
+                raise
             except Exception as error:  # broken files make Pillow's decoders raise errors of many kinds
                 why = f"{self.gallery.where(row)} cannot be decoded: {_reason(error)}"
                 if self.config.strict:
@@ -138,10 +140,8 @@ def decode(image: Any, channels: int) -> Any:
             opened.load()
             picture = pillow.ImageOps.exif_transpose(opened)
     if picture.mode.startswith("I"):  # 16 bits of grey, which a plain conversion would cut off at 255
-        grey = np.asarray(picture).astype(np.int64)
-        picture = pillow.Image.fromarray(
-            (grey >> 8 if grey.max(initial=0) > 255 else grey).clip(0, 255).astype(np.uint8)
-        )
+        grey = np.asarray(picture).astype(np.int64) >> 8
+        picture = pillow.Image.fromarray(grey.clip(0, 255).astype(np.uint8))
     if picture.mode == "P" and "transparency" in picture.info:
         picture = picture.convert("RGBA")
     mode = "RGB" if channels == 3 else "L"

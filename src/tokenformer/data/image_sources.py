@@ -193,7 +193,12 @@ def _file(path: Path, config: ImageConfig) -> Source:
 
 def _class_folder(folder: Path) -> Source:
     """A folder with a sub-folder for each class; what is below that belongs to it too."""
-    files = [file for file in files_in(folder) if file.suffix.lower() in ENDINGS]
+    loose = [file for file in sorted(folder.iterdir()) if file.is_file() and file.suffix.lower() in ENDINGS]
+    if loose:
+        raise BadRequestError(f"{loose[0]} is in no sub-folder, whose name would be its class; move it into one")
+    # One by one: the folder of a class may be a link, which a walk from above would not follow.
+    folders = sorted(inner for inner in folder.iterdir() if inner.is_dir() and not inner.name.startswith("."))
+    files = [file for inner in folders for file in files_in(inner) if file.suffix.lower() in ENDINGS]
     classes = [file.relative_to(folder).parts[0] for file in files]
     if not files:
         tables = sorted(folder.glob("*.parquet"))
@@ -201,9 +206,6 @@ def _class_folder(folder: Path) -> Source:
             f"; for its Parquet files write {folder}/*.parquet" if tables else f" (looked for {_some(sorted(ENDINGS))})"
         )
         raise BadRequestError(f"there are no images in the folder {folder}{hint}")
-    for file in files:
-        if file.parent == folder:
-            raise BadRequestError(f"{file} is in no sub-folder, whose name would be its class; move it into one")
     if {name.lower() for name in classes} <= SPLIT_NAMES:
         raise BadRequestError(
             f"the sub-folders of {folder} are {', '.join(dict.fromkeys(classes))}, which are parts and not classes; "

@@ -13,6 +13,9 @@ import numpy as np
 from ..errors import BadRequestError, did_you_mean
 from .image_config import ImageConfig
 
+# How the names of the types that a label may have begin.
+LABEL_TYPES = ("int", "uint", "string", "large_string")
+
 
 class Source:
     """Rows of images. `labels` are numbers, or names if their type is object; `declared` has the names of numbers."""
@@ -127,7 +130,9 @@ def _image_column(name: str, dataset: Any, wanted: str | None) -> str:
         if isinstance(feature, dict):  # what datasets.Image looks like in a file that does not say so
             return "bytes" in feature
         kind = feature() if isinstance(feature, datasets.Value) else None
-        return isinstance(feature, datasets.Image) or (kind is not None and pa.types.is_binary(kind))
+        return isinstance(feature, datasets.Image) or (
+            kind is not None and (pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+        )
 
     found = [column for column, feature in dataset.features.items() if holds_images(feature)]
     column = _choose(name, dataset.column_names, found, wanted, "image")
@@ -146,7 +151,7 @@ def _label_column(name: str, dataset: Any, image: str, wanted: str | None) -> st
 
     others = {column: feature for column, feature in dataset.features.items() if column != image}
     classes = [column for column, feature in others.items() if isinstance(feature, datasets.ClassLabel)]
-    plain = [column for column, feature in others.items() if _kind(feature).startswith(("int", "uint", "string"))]
+    plain = [column for column, feature in others.items() if _kind(feature).startswith(LABEL_TYPES)]
     return _choose(
         name, [column for column in dataset.column_names if column != image], classes or plain, wanted, "label"
     )
@@ -175,7 +180,7 @@ def _read_labels(name: str, dataset: Any, column: str) -> tuple[np.ndarray, list
 
     feature = dataset.features[column]
     kind, values = _kind(feature), dataset.data.column(column)
-    if not kind.startswith(("int", "uint", "string", "large_string")):
+    if not kind.startswith(LABEL_TYPES):
         raise BadRequestError(
             f"{name}: column {column!r} holds {kind}; a label is a whole number or the name of a class"
         )
