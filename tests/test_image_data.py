@@ -87,6 +87,15 @@ class TestSources:
         parts["train"].to_parquet(tmp_path / "hub" / "train.parquet")
         assert prepared(tmp_path, f"hub:{tmp_path}/hub").train.labels.tolist() == [1, 0, 1]
 
+    def test_a_hub_name_is_loaded_by_that_name(self, tmp_path, monkeypatch):
+        import datasets
+
+        asked = []
+        monkeypatch.setattr(datasets, "load_dataset", lambda *args, **more: asked.append((args, more)) or table([0, 1]))
+        prepared(tmp_path, "owner/name", validation="hub:name", hub_config="c", hub_validation_split="test", cache="x")
+        same = {"streaming": False, "cache_dir": "x"}
+        assert asked == [(("owner/name", "c"), {"split": "train", **same}), (("name", "c"), {"split": "test", **same})]
+
     @pytest.mark.parametrize("ending", [".gz", ""])
     def test_idx_files(self, tmp_path, ending):
         folder = idx_folder(tmp_path / "mnist", ending=ending)

@@ -226,7 +226,8 @@ def _parquet(path: Path, config: ImageConfig) -> Source:
 
 
 def _dataset(name: str, config: ImageConfig, split: str, saved: bool = False) -> Source:
-    return Table.of_dataset(name, Dataset(name, config.hub_config, split, saved).load(config.cache), config)
+    loaded = Dataset(name, config.hub_config, split, saved).load(cache_dir=config.cache)
+    return Table.of_dataset(name, loaded, config)
 
 
 def _digits() -> Source:

@@ -157,15 +157,13 @@ class Dataset(RowSource):
                 yield row, self._text(value, column, row)
                 row += 1
 
-    def load(self, cache: str | None = None) -> Any:
-        """The dataset itself. `cache` is where the library keeps what it fetches and converts."""
+    def load(self, **more: Any) -> Any:
+        """The dataset itself. Of what else load_dataset takes, `more` may have some."""
         import datasets
 
         try:
             if not self.saved:
-                return datasets.load_dataset(
-                    self.name, self.config, split=self.split, streaming=self.streaming, cache_dir=cache
-                )
+                return datasets.load_dataset(self.name, self.config, split=self.split, streaming=self.streaming, **more)
             loaded = datasets.load_from_disk(self.name)
             return loaded[self.split] if isinstance(loaded, datasets.DatasetDict) else loaded
         except Exception as error:  # the library and those under it raise many kinds, most for a wrong name
