@@ -27,6 +27,7 @@ from tokenformer import (
 # Exact growth changes the order of sums, no more.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 EXACT = [(kind, method) for kind in KINDS for method in ("zero", "split") if (kind, method) != ("softmax", "zero")]
+EXACT += [("l2_gelu", "rotate")]
 IDS = torch.randint(0, 256, (4, 32), generator=torch.Generator().manual_seed(0))
 
 
@@ -140,6 +141,29 @@ def test_split_keeps_tau_at_root_n():
         assert layer.tau.item() == pytest.approx(math.sqrt(layer.num_tokens), rel=1e-6)
 
 
+def test_rotate_gives_new_keys_the_second_moments_of_the_old():
+    layer = nn.Sequential(Pattention(8, 6, 12, dtype=torch.float64))
+    grown, old = grow(layer, num_tokens={"0": 30}, method="rotate")[0], layer[0]
+    keys = grown.key_tokens[12:]
+    assert torch.equal(grown.key_tokens[:12], old.key_tokens)
+    assert torch.equal(grown.value_tokens[:12], old.value_tokens)
+    assert relative_error(keys.T @ keys, 18 / 12 * old.key_tokens.T @ old.key_tokens) < 1e-12
+    assert grown.value_tokens[12:].eq(0).all()
+    assert grown.tau.item() == pytest.approx(old.tau.item() * math.sqrt(30 / 12))
+    # No key is a copy of another: neither of an old one nor among the new.
+    unit = nn.functional.normalize(grown.key_tokens)
+    assert (unit @ unit.T - torch.eye(30)).abs().max() < 0.99
+
+
+def test_rotate_needs_as_many_new_tokens_as_dimensions():
+    wide, narrow = Pattention(8, 6, 6), Pattention(4, 6, 6)
+    for layer, rotated in ((wide, False), (narrow, True)):
+        grown = grow(nn.Sequential(layer), num_tokens={"0": 11}, method="rotate")[0]
+        assert grown.key_tokens[6:].ne(0).all() == rotated
+        assert grown.value_tokens[6:].eq(0).all() == rotated
+        assert (grown.tau != layer.tau) == rotated
+
+
 def test_random_is_the_authors_way_and_changes_the_function():
     model = train(make_tiny())
     grown = grow(model, 2, method="random", exact=False)
@@ -166,6 +190,20 @@ def test_every_new_token_learns_from_the_first_step(method):
         assert (layer.key_tokens[new] != before[f"{name}.key_tokens"][new]).any(dim=1).all(), name
 
 
+def test_every_rotated_token_learns_from_the_first_step():
+    """Its value first; its key as soon as the value is not zero."""
+    model = grow(train(make_tiny()), 2, method="rotate")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
+    model(IDS, labels=IDS).loss.backward()
+    for name, layer in pattention_layers(model):
+        assert layer.value_tokens.grad[layer.num_tokens // 2 :].ne(0).any(dim=1).all(), name
+    optimizer.step()
+    optimizer.zero_grad()
+    model(IDS, labels=IDS).loss.backward()
+    for name, layer in pattention_layers(model):
+        assert layer.key_tokens.grad[layer.num_tokens // 2 :].ne(0).any(dim=1).all(), name
+
+
 def test_the_copies_of_a_split_go_different_ways():
     model = grow(train(make_tiny()), 2, method="split")
     model(IDS, labels=IDS).loss.backward()
@@ -173,9 +211,9 @@ def test_the_copies_of_a_split_go_different_ways():
     assert relative_error(first, second) > 0.1
 
 
-@pytest.mark.parametrize(("method", "tolerance"), [("zero", 0.0), ("split", 0.02)])
+@pytest.mark.parametrize(("method", "tolerance"), [("zero", 0.0), ("split", 0.02), ("rotate", 0.02)])
 def test_bf16(method, tolerance):
-    """zero adds exact zeros; split shares out values, and its parts are rounded to bf16."""
+    """zero adds exact zeros; split's shared values and rotate's new keys are rounded to bf16."""
     model = train(make_tiny().bfloat16())
     grown = grow(model, 2, method=method)
     assert grown.model.layers[0].ffn.key_tokens.dtype == torch.bfloat16
@@ -253,7 +291,7 @@ def test_inplace_growth_needs_little_more_memory_than_the_grown_model():
         grow(model, 2, method="METHOD", inplace=True)
         print(megabytes() - before)
     """)
-    for method in ("zero", "split"):
+    for method in ("zero", "split", "rotate"):
         run = subprocess.run(
             [sys.executable, "-c", script.replace("METHOD", method)], capture_output=True, text=True, check=True
         )
@@ -278,6 +316,8 @@ def test_an_all_zero_layer_does_not_stay_dead():
     layer = nn.Sequential(Pattention(4, 4, 8))
     nn.init.zeros_(layer[0].value_tokens)
     assert grow(layer, 2)[0].value_tokens[8:].std() > 0.1
+    nn.init.zeros_(layer[0].key_tokens)
+    assert grow(layer, 2, method="rotate")[0].value_tokens[8:].std() > 0.1
 
 
 def test_the_plan_can_be_kept_as_json():

@@ -141,7 +141,7 @@ def test_from_a_state_dict_on_disk(tmp_path):
     ("optimizer_class", "options"),
     [(torch.optim.SGD, {"momentum": 0.9}), (torch.optim.Adam, {"amsgrad": True}), (torch.optim.SGD, {})],
 )
-@pytest.mark.parametrize("method", ["zero", "split"])
+@pytest.mark.parametrize("method", ["zero", "split", "rotate"])
 def test_other_optimizers(optimizer_class, options, method):
     model, optimizer = trained(optimizer_class, **options)
     grown = grow(model, 2, method=method)
@@ -150,7 +150,7 @@ def test_other_optimizers(optimizer_class, options, method):
 
 def test_a_chain_of_growths_in_place():
     model, optimizer = trained()
-    for method in ("zero", "split", "split"):
+    for method in ("zero", "split", "rotate"):
         grow(model, 2, method=method, inplace=True)
         optimizer = grow_optimizer(optimizer, model, model)
         step(model, optimizer)

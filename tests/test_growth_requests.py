@@ -59,6 +59,14 @@ def test_softmax_with_zero_keys_says_why():
         grow(make_tiny(pattention_kind="softmax"), 2, method="zero")
 
 
+@pytest.mark.parametrize("kind", ["gelu_l2", "softmax"])
+def test_rotate_is_for_the_papers_kind(kind):
+    with pytest.raises(
+        BadRequestError, match=rf"uses {kind}, and rotate is exact for l2_gelu only; use method='split'"
+    ):
+        grow(make_tiny(pattention_kind=kind), 2, method="rotate")
+
+
 def test_softmax_splits_to_multiples_only():
     with pytest.raises(BadRequestError, match=r"multiple of its 64 tokens, and 160 is not one; ask for 128 or 192"):
         grow(make_tiny(pattention_kind="softmax"), 2.5, method="split")

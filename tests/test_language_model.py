@@ -96,15 +96,23 @@ def test_embeddings_are_tied_and_can_be_untied(tiny):
     assert untied.num_parameters() == tiny.num_parameters() + 256 * 64
 
 
-def test_initialisation_is_the_papers():
+def test_initialisation():
     model = make_tiny(hidden_size=128, num_hidden_layers=3, qkv_tokens=256)
     for _, layer in pattention_layers(model):
-        assert layer.key_tokens.std().item() == pytest.approx(0.02, rel=0.03)
+        assert layer.key_tokens.std().item() == pytest.approx(128**-0.5, rel=0.03)
         assert layer.value_tokens.std().item() == pytest.approx(2 / (3 * 128**0.5), rel=0.03)
-    assert model.model.embed_tokens.weight.std().item() == pytest.approx(0.02, rel=0.03)
+    assert model.model.embed_tokens.weight.std().item() == pytest.approx(128**-0.5, rel=0.03)
     assert model.model.layers[0].attention_norm.weight is None
     assert model.model.norm.weight is not None
     assert make_tiny(parametric_norm=True).model.layers[0].ffn_norm.weight is not None
+
+
+def test_the_papers_initialisation_can_be_asked_for(tmp_path):
+    model = make_tiny(initializer_range=0.02)
+    assert model.model.layers[0].ffn.key_tokens.std().item() == pytest.approx(0.02, rel=0.03)
+    assert model.model.embed_tokens.weight.std().item() == pytest.approx(0.02, rel=0.03)
+    model.config.save_pretrained(tmp_path)
+    assert TokenFormerConfig.from_pretrained(tmp_path).initializer_range == 0.02
 
 
 def test_the_model_is_causal(tiny, ids):

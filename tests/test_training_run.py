@@ -188,7 +188,7 @@ def test_the_authors_growth_may_raise_the_loss(tmp_path):
 def test_exact_growth_that_is_felt_stops_the_run(tmp_path, monkeypatch):
     from tokenformer.growth import layer
 
-    monkeypatch.setattr(layer, "grown_tau", lambda tau, kind, step, method: tau * 3)
+    monkeypatch.setattr(layer, "grown_tau", lambda tau, kind, step, method: tau / 100)
     with pytest.raises(GrowthRiseError, match=r"rose from .* when the model grew into stage 2 by split"):
         run(write_recipe(tmp_path), tmp_path / "run")
     assert (tmp_path / "run" / "stage-1" / "result.json").exists()

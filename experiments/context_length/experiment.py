@@ -8,24 +8,20 @@ benchmarks/.
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from lab.figures import OURS, THEIRS, draw, legend
+from lab.figures import OURS, THEIRS, draw, legend, plain_ticks
 from lab.results import made_by
 from lab.spec import Run
 from lab.tables import markdown, number
-
-from tokenformer import cost
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
 from long_context import crossing_point
 from memory import fresh_peak_of
 from models import TrainingStep, build, pair, prepare_training, shape_of, token_former
 from timing import in_turns
+
+from tokenformer import cost
 
 HERE = Path(__file__).parent
 SHAPE, CONTEXTS, REPEATS = (256, 2, 1024), [1024, 2048, 4096, 8192], 5
@@ -91,7 +87,7 @@ def measure(quick: bool = False) -> None:
     }
     for phase in ("training", "prefill"):
         findings[f"{phase}_crossing"] = crossing_point(contexts, [row[phase]["times_as_fast"] for row in rows])
-    made = {**made_by(HERE.name), "threads": torch.get_num_threads()}
+    made = made_by(HERE.name, threads=torch.get_num_threads())
     (HERE / "results.json").write_text(json.dumps({"made": made, "findings": findings, "runs": []}, indent=1) + "\n")
 
 
@@ -108,8 +104,8 @@ def _speed(rows: list[dict[str, Any]]) -> Any:
         axes.plot(at, [row["prefill"]["times_as_fast"] for row in rows], "s-", color=THEIRS, label="prefill, measured")
         axes.plot(at, [row["flops_ratio"] for row in rows], "--", color="#777777", label="by FLOPs")
         axes.axhline(1, color="#777777", lw=0.8)
-        axes.set(xscale="log", xlabel="context, tokens", ylabel="times as fast as GPT-NeoX", xticks=at)
-        axes.set_xticklabels(at)
+        axes.set(xscale="log", xlabel="context, tokens", ylabel="times as fast as GPT-NeoX")
+        plain_ticks(axes.xaxis, at)
         legend(axes)
 
     return panel
@@ -122,8 +118,9 @@ def _memory(rows: list[dict[str, Any]]) -> Any:
             for name, colour in (("tokenformer", OURS), ("gpt-neox", THEIRS)):
                 peaks = [row[phase]["peak_bytes"][name] / 1e6 for row in rows]
                 axes.plot(at, peaks, style, color=colour, label=f"{name}, {phase}")
-        axes.set(xscale="log", yscale="log", xlabel="context, tokens", ylabel="peak memory, MB", xticks=at)
-        axes.set_xticklabels(at)
+        axes.set(xscale="log", yscale="log", xlabel="context, tokens", ylabel="peak memory, MB")
+        plain_ticks(axes.xaxis, at)
+        plain_ticks(axes.yaxis, [100, 200, 400, 800])
         legend(axes)
 
     return panel

@@ -2,75 +2,90 @@
 
     make experiment NAME=equal_parameters
 
-Both kinds try the same rates at every size; the best is then repeated with other seeds where a run is short. `TRIALS`
-are changes of TokenFormer's defaults, tried at the smallest size.
+Both kinds try three rates at every size, the small sizes to the end, the others for a third of the steps; the best is
+then trained to the end, with three seeds where a run is short. `TRIALS` are changes of TokenFormer's defaults, tried at
+the smallest size.
 """
 
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lab.figures import OURS, THEIRS, draw, legend
-from lab.results import best, final, parameters, spread, write_results
-from lab.sizes import RATES, SEEDED, SIZES, models, scratch, seeded, sweep
+from lab.figures import OURS, THEIRS, draw, legend, plain_ticks
+from lab.models import equal_neox
+from lab.results import final, finished, losses, parameters, write_results
+from lab.sizes import PROBE, RATES, models, scratch, seeded, sweep
 from lab.spec import Run, TokenFormer
 from lab.tables import markdown, number, with_spread
 
 HERE = Path(__file__).parent
-SMALLEST = TokenFormer(SIZES[0])
+WIDTHS = (64, 96, 128)  # as many tokens as the width: the shape of the paper's models
+PAPER = TokenFormer(64, width=64)  # with the paper's initialisation, of which the trials are changes
+PEER = equal_neox(PAPER)
+VALUES = 2 / (PAPER.layers * PAPER.width**0.5)
 
 
 def changed(**changes: Any) -> TokenFormer:
     """The smallest model with other fields in its configuration."""
-    return replace(SMALLEST, changes=tuple(changes.items()))
+    return replace(PAPER, changes=tuple(changes.items()))
 
 
-VALUES = 2 / (SMALLEST.layers * SMALLEST.width**0.5)
-TRIALS: dict[str, TokenFormer] = {
-    "keys N(0, 0.01)": changed(initializer_range=0.01),
-    "keys N(0, 0.05)": changed(initializer_range=0.05),
-    "values at half the scale": changed(value_initializer_range=VALUES / 2),
-    "values at twice the scale": changed(value_initializer_range=VALUES * 2),
-    "tau half as large": replace(SMALLEST, tau=0.5),
-    "tau twice as large": replace(SMALLEST, tau=2.0),
+TRIALS: dict[str, Run] = {
+    "keys and embedding N(0, 0.05)": scratch(changed(initializer_range=0.05), 2e-3),
+    "keys N(0, 0.1)": scratch(replace(PAPER, keys=5.0), 2e-3),
+    "embedding N(0, 0.1)": scratch(replace(changed(initializer_range=0.1), keys=0.2), 2e-3),
+    "keys and embedding N(0, 0.1)": scratch(changed(initializer_range=0.1), 2e-3),
+    "keys and embedding N(0, 0.125)": scratch(changed(initializer_range=0.125), 2e-3),
+    "keys and embedding N(0, 0.1), rate 4e-3": scratch(changed(initializer_range=0.1), 4e-3),
+    "GPT-NeoX: everything N(0, 0.05)": scratch(replace(PEER, init=0.05), 4e-3),
+    **{
+        f"width 128, {PROBE} steps, keys and embedding N(0, {std:g}), rate {rate:g}": Run(
+            TokenFormer(128, changes=(("initializer_range", std),)), rate, PROBE
+        )
+        for std, rate in ((0.02, 2e-3), (0.035, 2e-3), (0.07, 2e-3), (0.1, 2e-3), (0.07, 1e-3), (0.07, 4e-3))
+    },
+    **{
+        f"GPT-NeoX of width 148, {PROBE} steps, everything N(0, {std:g}), rate 4e-3": Run(
+            replace(equal_neox(TokenFormer(128)), init=std), 4e-3, PROBE
+        )
+        for std in (0.02, 0.035, 0.05, 0.08)
+    },
+    "values at half the scale": scratch(changed(value_initializer_range=VALUES / 2), 2e-3),
+    "values at twice the scale": scratch(changed(value_initializer_range=VALUES * 2), 2e-3),
+    "tau half as large": scratch(replace(PAPER, tau=0.5), 2e-3),
+    "tau twice as large": scratch(replace(PAPER, tau=2.0), 2e-3),
+    "GeLU before the norm": scratch(replace(PAPER, kind="gelu_l2"), 2e-3),
+    "no weight decay": replace(scratch(PAPER, 2e-3), weight_decay=0.0),
 }
 
 
-def trials() -> dict[str, Run]:
-    """One run a trial, at the rate that is best without it."""
-    chosen = best(sweep(SMALLEST))
-    if chosen is None:
-        return {}
-    runs = {name: scratch(model, chosen.lr) for name, model in TRIALS.items()}
-    return {**runs, "no weight decay": replace(chosen, weight_decay=0.0)}
-
-
 def plan() -> list[Run]:
-    """The small sizes, the trials, the seeds, the large sizes."""
-    small = [run for tokens in SEEDED for model in models(tokens) for run in sweep(model)]
-    large = [run for tokens in SIZES if tokens not in SEEDED for model in models(tokens) for run in sweep(model)]
-    repeated = [run for tokens in SEEDED for model in models(tokens) for run in seeded(model)]
-    return [*small, *trials().values(), *repeated, *large]
+    """The trials, the rates, the best of them with all seeds."""
+    kinds = [model for width in WIDTHS for model in models(width, width)]
+    rates, repeated = ([run for model in kinds for run in runs(model)] for runs in (sweep, seeded))
+    return [*TRIALS.values(), *sweep(PAPER), *sweep(PEER), *rates, *repeated]
 
 
 def report() -> None:
     """A table of losses, and two figures: loss against parameters, and against the rate."""
     findings: dict[str, Any] = {"sizes": [], "trials": {}}
-    for tokens in SIZES:
-        ours, theirs = (seeded(model) or sweep(model) for model in models(tokens))
-        losses = {}
+    for width in WIDTHS:
+        ours, theirs = (seeded(model) for model in models(width, width))
+        found = {}
         for name, runs in (("tokenformer", ours), ("gpt_neox", theirs)):
-            done = [run for run in runs if final(run) is not None]
+            done = finished(runs)
             if done:
-                losses[name] = {
+                found[name] = {
                     "parameters": parameters(done[0]),
-                    "lr": done[0].lr,
-                    "validation": spread([final(run) or 0.0 for run in done]),
-                    "test": spread([final(run, "test") or 0.0 for run in done]),
+                    **losses(done),
                     "rates": {f"{run.lr:g}": final(run) for run in sweep(done[0].model)},
                 }
-        findings["sizes"].append({"tokens": tokens, **losses})
-    findings["trials"] = {name: final(run) for name, run in trials().items()}
+        findings["sizes"].append({"width": width, **found})
+    findings["paper_initialisation"] = {
+        name: {f"{run.lr:g}": final(run) for run in sweep(model)}
+        for name, model in (("tokenformer", PAPER), ("gpt_neox", PEER))
+    }
+    findings["trials"] = {name: final(run) for name, run in TRIALS.items()}
     write_results(HERE, findings, plan())
     draw(HERE / "loss.png", [_sizes(findings), _rates(findings)])
 
@@ -79,11 +94,10 @@ def _sizes(findings: dict[str, Any]) -> Any:
     def panel(axes: Any) -> None:
         for name, colour in (("tokenformer", OURS), ("gpt_neox", THEIRS)):
             rows = [size[name] for size in findings["sizes"] if name in size]
-            axes.plot(
-                [row["parameters"] for row in rows], [row["validation"]["mean"] for row in rows], "o-", color=colour
-            )
-            axes.plot([], [], "o-", color=colour, label=name)
-        axes.set(xscale="log", xlabel="parameters", ylabel="validation loss, nats a byte")
+            means = [row["validation"]["mean"] for row in rows]
+            axes.plot([row["parameters"] / 1e6 for row in rows], means, "o-", color=colour, label=name)
+        axes.set(xscale="log", xlabel="million parameters", ylabel="validation loss, nats a byte")
+        plain_ticks(axes.xaxis, (0.3, 0.5, 0.7, 1))
         legend(axes)
 
     return panel
@@ -95,8 +109,8 @@ def _rates(findings: dict[str, Any]) -> Any:
             for size in findings["sizes"]:
                 points = {rate: loss for rate, loss in size.get(name, {}).get("rates", {}).items() if loss}
                 axes.plot([float(rate) for rate in points], list(points.values()), ".-", color=colour)
-        axes.set(xscale="log", xlabel="learning rate", ylabel="validation loss", xticks=RATES)
-        axes.set_xticklabels([f"{rate:g}" for rate in RATES])
+        axes.set(xscale="log", xlabel="learning rate", ylabel="validation loss")
+        plain_ticks(axes.xaxis, sorted({rate for rates in RATES.values() for rate in rates}))
 
     return panel
 

@@ -7,7 +7,6 @@ enwik8 is read from ../shared/data/enwik8.gz, or from the file that ENWIK8 names
 
 import gzip
 import os
-import sysconfig
 from functools import cache
 from pathlib import Path
 
@@ -15,8 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tokenformer.data.config import DataConfig
+from tokenformer.data.sources import find_sources
+
 SPLIT = {"train": (0.0, 0.9), "validation": (0.9, 0.95), "test": (0.95, 1.0)}
-NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "lib2to3", "__pycache__"}
 
 
 @cache
@@ -28,9 +29,7 @@ def read(text: str) -> Tensor:
             raise SystemExit(f"{path} does not exist; let ENWIK8 name the file enwik8, gzipped or not")
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     elif text == "python":
-        folder = Path(sysconfig.get_path("stdlib"))
-        files = sorted(p for p in folder.rglob("*.py") if not NOT_LIBRARY & set(p.relative_to(folder).parts))
-        data = b"\n".join(path.read_bytes() for path in files)
+        data = b"\n".join(Path(source.name).read_bytes() for source in find_sources(DataConfig(train="stdlib")))
     else:
         raise SystemExit(f"{text!r} is not a text; choose enwik8 or python")
     return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())

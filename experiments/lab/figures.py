@@ -10,6 +10,7 @@ from typing import Any
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
 from tokenformer.report.curves import COLOURS
 from tokenformer.report.figures import STYLE
@@ -20,6 +21,15 @@ OURS, THEIRS = COLOURS[0][0], COLOURS[1][0]
 def colour(i: int) -> str:
     """The i-th colour."""
     return COLOURS[i % len(COLOURS)][0]
+
+
+def plain_ticks(axis: Any, ticks: Sequence[float] = ()) -> None:
+    """Plain numbers beside an axis with a logarithmic scale; `ticks` says where, if it should be somewhere else."""
+    if ticks:
+        axis.set_major_locator(FixedLocator(list(ticks)))
+        axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def legend(axes: Any) -> None:

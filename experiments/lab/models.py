@@ -3,6 +3,7 @@
 Enters: the description of a model (spec.py). Leaves: a torch model; or a larger one with its optimizer.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,11 +27,13 @@ def config_of(shape: TokenFormer | NeoX, context: int = 256) -> PreTrainedConfig
     common |= {"num_attention_heads": shape.heads, "max_position_embeddings": context, "attn_implementation": "sdpa"}
     if isinstance(shape, TokenFormer):
         tokens = {"qkv_tokens": shape.tokens, "out_tokens": shape.tokens, "ffn_tokens": 4 * shape.tokens}
-        return TokenFormerConfig(**common, **tokens, pattention_kind=shape.kind, **dict(shape.changes))
+        fields = {"pattention_kind": shape.kind, "initializer_range": shape.init, **dict(shape.changes)}
+        return TokenFormerConfig(**common, **tokens, **fields)
     return GPTNeoXConfig(
         **common,
-        intermediate_size=4 * shape.width,
-        use_parallel_residual=shape.parallel_residual,
+        intermediate_size=shape.ffn or 4 * shape.width,
+        use_parallel_residual=False,
+        initializer_range=shape.init,
         rope_parameters={
             "rope_type": "default",
             "rope_theta": 10000.0,
@@ -55,6 +58,7 @@ def build(shape: TokenFormer | NeoX, context: int = 256) -> Any:
     model = TokenFormerForCausalLM(config)
     for _, layer in pattention_layers(model):
         layer.tau *= shape.tau
+        layer.key_tokens.data *= shape.keys
     return model
 
 
@@ -94,9 +98,14 @@ def replace_parts(model: GPTNeoXForCausalLM, parts: tuple[str, ...]) -> None:
 
 def equal_neox(shape: TokenFormer) -> NeoX:
     """The GPT-NeoX of the same depth and number of heads whose parameters are as many, within 2 %."""
-    config = config_of(shape)
-    width = cost.neox_width(cost.parameters(config).total, shape.layers, VOCABULARY)
-    return NeoX(shape.heads * round(width / shape.heads), shape.layers, shape.heads)
+    wanted = cost.parameters(config_of(shape)).total
+    width = cost.neox_width(wanted, shape.layers, VOCABULARY)
+    peer = NeoX(shape.heads * round(width / shape.heads), shape.layers, shape.heads)
+    missing = wanted - cost.parameters(config_of(peer)).total
+    if abs(missing) > 0.02 * wanted:
+        # The width must divide into heads; the FFN makes up for the rest.
+        peer = replace(peer, ffn=4 * peer.width + round(missing / shape.layers / (2 * peer.width + 1)))
+    return peer
 
 
 def adamw(model: nn.Module, run: Run) -> AdamW:

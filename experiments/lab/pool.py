@@ -20,11 +20,6 @@ EXPERIMENTS = Path(__file__).parents[1]
 WORKERS = int(os.environ.get("WORKERS", os.cpu_count() or 1))
 
 
-def is_done(run: Run) -> bool:
-    """Whether a run has come to its end."""
-    return result_of(run.segments()[-1]) is not None
-
-
 def train_all(plan: Callable[[], Iterable[Run]]) -> None:
     """Train what `plan` asks for; it is asked again when a segment is done, and may then ask for more."""
     working: dict[str, tuple[subprocess.Popen, Segment, float]] = {}

@@ -5,17 +5,14 @@ Enters: runs. Leaves: numbers; None where a run is not finished.
 
 import json
 import math
-import os
-import platform
 import statistics
-import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import torch
+from suite import circumstances
 
 from tokenformer import cost
 
@@ -90,6 +87,20 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
     return {"mean": statistics.mean(values), "deviation": deviation, "values": list(values)}
 
 
+def losses(runs: Sequence[Run]) -> dict[str, Any]:
+    """The losses of finished runs that differ in the seed, with the rate they share."""
+    return {
+        "lr": runs[0].lr,
+        "validation": spread([final(run) or 0.0 for run in runs]),
+        "test": spread([final(run, "test") or 0.0 for run in runs]),
+    }
+
+
+def finished(runs: Iterable[Run]) -> list[Run]:
+    """Those of the runs that have come to their end."""
+    return [run for run in runs if final(run) is not None]
+
+
 def facts(run: Run) -> dict[str, Any]:
     """One run for results.json."""
     return {
@@ -105,19 +116,11 @@ def facts(run: Run) -> dict[str, Any]:
 
 def write_results(folder: Path, findings: dict[str, Any], runs: Iterable[Run]) -> None:
     """results.json: how it was made, what was found, and every finished run behind it."""
-    finished = [facts(run) for run in dict.fromkeys(runs) if final(run) is not None]
-    text = json.dumps({"made": made_by(folder.name), "findings": findings, "runs": finished}, indent=1)
+    done = [facts(run) for run in finished(dict.fromkeys(runs))]
+    text = json.dumps({"made": made_by(folder.name), "findings": findings, "runs": done}, indent=1)
     (folder / "results.json").write_text(text + "\n")
 
 
-def made_by(name: str) -> dict[str, str]:
-    """The command, the code and the machine behind results."""
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
-    return {
-        "command": f"make experiment NAME={name}",
-        "commit": commit,
-        "hardware": f"{os.cpu_count()} cores, {platform.machine()}, no GPU",
-        "torch": torch.__version__,
-        "loss": "nats a byte",
-    }
+def made_by(name: str, threads: int = 1) -> dict[str, Any]:
+    """The command, the code and the machine behind results. Training runs have one thread each."""
+    return {**circumstances(), "command": f"make experiment NAME={name}", "threads": threads, "loss": "nats a byte"}

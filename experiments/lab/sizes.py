@@ -1,37 +1,63 @@
 """What the language experiments have in common: sizes, rates, seeds, steps, and training from scratch.
 
-A size is the number of parameter tokens of a projection; the FFN has four times as many. Width 128, 4 layers, 4 heads,
-256 bytes of context, 2048 bytes a step.
+4 layers, 4 heads, 256 bytes of context, 2048 bytes a step. A size of the ladder is the number of parameter tokens of a
+projection, at width 128; the FFN has four times as many.
 """
 
-from .models import equal_neox
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from tokenformer import cost
+
+from .models import config_of, equal_neox
 from .results import best
 from .spec import NeoX, Run, TokenFormer
 
 SIZES = (32, 64, 128, 256)  # 0.26, 0.52, 1.05 and 2.1 million parameters without the embedding
 STEPS = 2000
-RATES = (1e-3, 2e-3, 4e-3)
+RATES = {TokenFormer: (1e-3, 2e-3, 4e-3), NeoX: (2e-3, 4e-3, 8e-3)}
 SEEDS = (0, 1, 2)
-SEEDED = (32, 64)  # the sizes that are trained with every seed
+SMALL = 700_000  # parameters up to which every rate is tried to the end, and the best trained with every seed
+NEOX_INIT = 0.05  # better than transformers' 0.02 at the smallest size: see the trials of equal_parameters
+PROBE = 600  # steps that every rate is tried for at the larger sizes
+
+
+def token_former(tokens: int, width: int = 128, **more: Any) -> TokenFormer:
+    """A TokenFormer with the library's initialisation."""
+    return TokenFormer(tokens, width=width, init=width**-0.5, **more)
+
+
+def models(tokens: int, width: int = 128) -> tuple[TokenFormer, NeoX]:
+    """The two models of a size."""
+    ours = token_former(tokens, width)
+    return ours, replace(equal_neox(ours), init=NEOX_INIT)
+
+
+@cache
+def is_small(model: TokenFormer | NeoX) -> bool:
+    """Whether it is one of the small sizes."""
+    return cost.parameters(config_of(model)).total < SMALL
 
 
 def scratch(model: TokenFormer | NeoX, lr: float, seed: int = 0) -> Run:
     """Training from random weights."""
-    return Run(model, lr, STEPS, seed)
-
-
-def models(tokens: int) -> tuple[TokenFormer, NeoX]:
-    """The two models of a size."""
-    ours = TokenFormer(tokens)
-    return ours, equal_neox(ours)
+    return Run(model, lr, STEPS, seed, marks=() if is_small(model) else (Run(model, lr, PROBE).decay_start,))
 
 
 def sweep(model: TokenFormer | NeoX) -> list[Run]:
-    """Every rate, with the first seed."""
-    return [scratch(model, rate) for rate in RATES]
+    """Every rate, with the first seed: to the end for the small sizes, for PROBE steps for the others."""
+    rates = RATES[type(model)]
+    return [scratch(model, rate) if is_small(model) else Run(model, rate, PROBE) for rate in rates]
 
 
-def seeded(model: TokenFormer | NeoX, seeds: tuple[int, ...] = SEEDS) -> list[Run]:
-    """Every seed, at the rate that did best; empty as long as it is not known."""
+def rate_of(model: TokenFormer | NeoX) -> float | None:
+    """The best of the rates, once all are tried."""
     chosen = best(sweep(model))
-    return [] if chosen is None else [scratch(model, chosen.lr, seed) for seed in seeds]
+    return None if chosen is None else chosen.lr
+
+
+def seeded(model: TokenFormer | NeoX) -> list[Run]:
+    """Training from scratch at the best rate, with every seed for the small sizes; empty as long as it is not known."""
+    rate = rate_of(model)
+    return [] if rate is None else [scratch(model, rate, seed) for seed in (SEEDS if is_small(model) else SEEDS[:1])]

@@ -22,7 +22,9 @@ class TokenFormer:
     layers: int = 4
     heads: int = 4
     kind: str = "l2_gelu"
+    init: float = 0.02  # standard deviation of new keys and of the embedding; the paper's
     tau: float = 1.0  # in units of the default √n
+    keys: float = 1.0  # the scale of new keys, in units of `init`
     changes: tuple[tuple[str, Any], ...] = ()  # other fields of TokenFormerConfig
 
 
@@ -33,7 +35,8 @@ class NeoX:
     width: int
     layers: int = 4
     heads: int = 4
-    parallel_residual: bool = False
+    ffn: int | None = None  # None: four times the width
+    init: float = 0.02  # standard deviation of new weights
     replaced: tuple[str, ...] = ()  # of query, key, value, dense (the output projection) and mlp
 
 
@@ -43,12 +46,11 @@ class Growth:
 
     step: int
     factor: float = 2
-    method: str = "split"  # zero, random; net2net for a Transformer
+    method: str = "split"  # rotate, zero, random; net2net for a Transformer
     adam: str = "carry"  # or reset
     trains: str = "all"  # or new
     noise: float = 1.0  # of split
     tau_steps: int = 0  # steps over which tau rises to √n of the grown n, after zero
-    rewarm: int = 0  # steps over which the learning rate comes up again
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class Run:
     weight_decay: float = 0.1
     batch: int = 8
     context: int = 256
+    marks: tuple[int, ...] = ()  # steps at which the state is kept too, for shorter runs with the same past
 
     @property
     def decay_start(self) -> int:
@@ -75,7 +78,7 @@ class Run:
     @property
     def cuts(self) -> list[int]:
         """Steps at which segments end."""
-        return sorted({*(growth.step for growth in self.growths), self.decay_start, self.steps} - {0})
+        return sorted({*self.marks, *(growth.step for growth in self.growths), self.decay_start, self.steps} - {0})
 
     def learning_rate(self, step: int) -> float:
         """The rate of a step."""
@@ -87,11 +90,8 @@ class Run:
                 return self.lr * (step - start + 1) / self.warmup
             done = (step - start - self.warmup) / max(1, end - start - self.warmup)
             return self.lr * (0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2)
-        rate = self.lr * min(1, (step + 1) / self.warmup, (self.steps - step) / max(1, self.steps - self.decay_start))
-        for growth in self.growths:
-            if growth.rewarm and growth.step <= step:
-                rate *= min(1, (step - growth.step + 1) / growth.rewarm)
-        return rate
+        left = (self.steps - step) / max(1, self.steps - self.decay_start)
+        return self.lr * min(1, (step + 1) / self.warmup, left)
 
     def segments(self) -> list["Segment"]:
         """The parts it is made of, in order."""
@@ -111,6 +111,7 @@ class Segment:
         """Of all that the state at its end depends on. What has its default value is left out of the hash."""
         run = self.run
         facts = {**_said(run), "model": _said(run.model), "kind": type(run.model).__name__, "end": self.end}
+        facts.pop("marks", None)
         facts["growths"] = [_said(growth) for growth in run.growths if growth.step < self.end]
         if run.schedule == "cosine":
             facts["steps"] = self.end

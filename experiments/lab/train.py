@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
+from tokenformer.files import replace_file
 from tokenformer.training.frozen import FrozenRows
 
 from .data import TrainingBlocks, held_out
@@ -30,7 +32,7 @@ from .spec import Growth, NeoX, Run, Segment, TokenFormer
 
 STORE = Path(os.environ.get("LAB", Path(__file__).parents[2] / "runs" / "lab"))
 LOG_STEPS, VALIDATION_STEPS, SAVE_STEPS = 50, 100, 100
-FEW, MANY = 64, 512  # blocks that a validation on the way looks at, and one at the end of a segment
+FEW, SOME, MANY = 64, 128, 512  # blocks that a validation looks at: on the way, at growth, at the end of a run
 
 
 def folder_of(segment: Segment) -> Path:
@@ -41,7 +43,24 @@ def folder_of(segment: Segment) -> Path:
 def result_of(segment: Segment) -> dict[str, Any] | None:
     """What a finished segment measured."""
     path = folder_of(segment) / "result.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    return _read_result(path) if path.exists() else None
+
+
+@cache
+def _read_result(path: Path) -> dict[str, Any]:
+    """Plans and reports ask for the same results again and again; once written, they do not change."""
+    return json.loads(path.read_text())
+
+
+def finished_model(run: Run) -> Any:
+    """The model at the end of a run."""
+    model = build(run.model, run.context)
+    optimizer = adamw(model, run)
+    for growth in run.growths:
+        model, optimizer = grow_both(model, optimizer, growth, run)
+    state = torch.load(folder_of(run.segments()[-1]) / "state.pt", weights_only=True)
+    model.load_state_dict(state["model"])
+    return model.eval()
 
 
 class Training:
@@ -49,7 +68,7 @@ class Training:
 
     def __init__(self, segment: Segment) -> None:
         self.segment, self.run = segment, segment.run
-        self.folder = folder_of(segment)
+        self.folder, self.step = folder_of(segment), 0
         self.lines: list[dict[str, Any]] = []
         torch.manual_seed(self.run.seed)
         self.model = build(self.run.model, self.run.context)
@@ -59,11 +78,20 @@ class Training:
         for growth in self.run.growths:
             if growth.step < segment.start:
                 self._grow(growth)
-        self.step = self._load(segment)
         self.blocks = TrainingBlocks(self.run.text, self.run.context, self.run.seed)
-        if self.step == segment.start and any(g.step == segment.start for g in self.run.growths):
-            self._grow(next(g for g in self.run.growths if g.step == segment.start))
-            self.measure("growth", self.validate("validation", MANY))
+        growth = next((growth for growth in self.run.growths if growth.step == segment.start), None)
+        part = self.folder / "part.pt"
+        if part.exists():  # saved after the growth with which the segment starts
+            if growth is not None:
+                self._grow(growth)
+            state = self._load(part)
+            self.lines, self.taus = json.loads(state["lines"]), json.loads(state["taus"])
+        else:
+            if segment.before is not None:
+                self._load(folder_of(segment.before) / "state.pt")
+            if growth is not None:
+                self._grow(growth)
+                self.measure("growth", self.validate("validation", SOME))
         frozen = self.growth is not None and self.growth.trains == "new"
         self.frozen = FrozenRows(self.model, self.model.last_growth) if frozen else None
         ramp = self.growth is not None and self.growth.tau_steps and self.growth.step == segment.start
@@ -74,25 +102,13 @@ class Training:
         self.model, self.optimizer = grow_both(self.model, self.optimizer, growth, self.run)
         self.growth = growth
 
-    def _load(self, segment: Segment) -> int:
-        """The newest state there is; returns its step."""
-        part, before = self.folder / "part.pt", segment.before
-        if part.exists():
-            # A part may have been saved after the growth with which the segment starts.
-            for growth in self.run.growths:
-                if growth.step == segment.start:
-                    self._grow(growth)
-            path = part
-        elif before is not None:
-            path = folder_of(before) / "state.pt"
-        else:
-            return 0
+    def _load(self, path: Path) -> dict[str, Any]:
+        """Take over a saved state."""
         state = torch.load(path, weights_only=True)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        if path == part:
-            self.lines, self.taus = json.loads(state["lines"]), json.loads(state["taus"])
-        return state["step"]
+        self.step = state["step"]
+        return state
 
     def save(self, name: str) -> None:
         """Write the state beside its place and put it there."""
@@ -155,13 +171,14 @@ class Training:
                 self.measure("validation", self.validate("validation", FEW))
             if self.step % SAVE_STEPS == 0:
                 self.save("part.pt")
-        self.measure("end", self.validate("validation", MANY), seconds_per_step=(time.perf_counter() - began) / steps)
-        if self.segment.end == self.run.steps:
+        is_last = self.segment.end == self.run.steps
+        seconds = (time.perf_counter() - began) / max(1, steps)
+        self.measure("end", self.validate("validation", MANY if is_last else SOME), seconds_per_step=seconds)
+        if is_last:
             self.measure("test", self.validate("test", MANY))
         self.save("state.pt")
         result = {"run": asdict(self.run), "start": self.segment.start, "end": self.segment.end, "lines": self.lines}
-        (self.folder / "result.json.new").write_text(json.dumps(result))
-        (self.folder / "result.json.new").rename(self.folder / "result.json")
+        replace_file(self.folder / "result.json", json.dumps(result))
         (self.folder / "part.pt").unlink(missing_ok=True)
 
 
@@ -173,7 +190,8 @@ def gradient_norms(model: nn.Module) -> dict[str, float]:
 
 def segment_from(facts: dict[str, Any]) -> Segment:
     """A segment from JSON."""
-    run, kinds = dict(facts["run"]), {"TokenFormer": TokenFormer, "NeoX": NeoX}
+    run = {key: _tuples(value) for key, value in facts["run"].items()}
+    kinds = {"TokenFormer": TokenFormer, "NeoX": NeoX}
     model = {key: _tuples(value) for key, value in run.pop("model").items()}
     growths = tuple(Growth(**growth) for growth in run.pop("growths"))
     return Segment(Run(model=kinds[facts["kind"]](**model), growths=growths, **run), facts["start"], facts["end"])

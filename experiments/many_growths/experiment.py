@@ -12,22 +12,23 @@ from typing import Any
 import torch
 from lab.data import held_out
 from lab.figures import colour, draw, legend
-from lab.results import best, curve, final, flops, spread, write_results
-from lab.sizes import SEEDS, SIZES, STEPS, sweep
-from lab.spec import Growth, Run, TokenFormer
+from lab.results import curve, finished, flops, losses, write_results
+from lab.sizes import SEEDS, SIZES, rate_of, sweep, token_former
+from lab.spec import Growth, Run
 from lab.tables import markdown, number, with_spread
-from lab.train import Training
+from lab.train import finished_model
 
 from tokenformer.pattention import pattention_layers
+from tokenformer.pattention.functional import reference
 
 HERE = Path(__file__).parent
-SMALL = TokenFormer(16)
-FIRST, EVERY = 400, 150
+SMALL = token_former(16)
+STEPS, FIRST, EVERY = 1200, 240, 90
 WAYS: dict[str, tuple[list[int], str, tuple[int, ...]]] = {
     "8 steps, zero": ([16, 30, 44, 58, 72, 86, 100, 114, 128], "zero", SEEDS),
     "1 step, zero": ([16, 128], "zero", SEEDS),
-    "3 steps, split": ([16, 32, 64, 128], "split", SEEDS),
-    "1 step, split": ([16, 128], "split", SEEDS),
+    "3 steps, rotate": ([16, 32, 64, 128], "rotate", SEEDS),
+    "1 step, rotate": ([16, 128], "rotate", SEEDS),
 }
 
 
@@ -39,7 +40,7 @@ def growths(sizes: list[int], method: str) -> tuple[Growth, ...]:
         times = [FIRST + EVERY * 7 // 2]
     else:
         # Doublings add 16, 32 and 64 of the 112 tokens.
-        times = [400, 700, 1169]
+        times = [FIRST, FIRST + 2 * EVERY, 702]
     steps = zip(times, sizes, sizes[1:], strict=False)
     return tuple(Growth(at, after / before, method) for at, before, after in steps)
 
@@ -47,15 +48,15 @@ def growths(sizes: list[int], method: str) -> tuple[Growth, ...]:
 def runs(way: str) -> list[Run]:
     """With all seeds; empty as long as the best rate is not known."""
     sizes, method, seeds = WAYS[way]
-    chosen = best(sweep(TokenFormer(SIZES[0])))
-    if chosen is None:
+    rate = rate_of(token_former(SIZES[0]))
+    if rate is None:
         return []
-    return [Run(SMALL, chosen.lr, STEPS, seed, growths(sizes, method)) for seed in seeds]
+    return [Run(SMALL, rate, STEPS, seed, growths(sizes, method)) for seed in seeds]
 
 
 def plan() -> list[Run]:
     """The rates, then all ways."""
-    return sweep(TokenFormer(SIZES[0])) + [run for way in WAYS for run in runs(way)]
+    return sweep(token_former(SIZES[0])) + [run for way in WAYS for run in runs(way)]
 
 
 @torch.no_grad()
@@ -65,20 +66,19 @@ def tokens_used(run: Run) -> list[dict[str, float]]:
     A token is used if what it adds to its layer's output, as a root mean square over validation text, is at least a
     hundredth of the mean token's.
     """
-    training = Training(run.segments()[-1])
-    training.model.load_state_dict(torch.load(training.folder / "state.pt", weights_only=True)["model"])
-    training.model.eval()
+    model = finished_model(run)
     weights: dict[str, torch.Tensor] = {}
     hooks = []
-    for name, layer in pattention_layers(training.model):
+    for name, layer in pattention_layers(model):
 
         def note(module: Any, inputs: Any, output: Any, name: str = name) -> None:
-            scores = inputs[0].flatten(0, 1) @ module.key_tokens.T
-            scores = torch.nn.functional.gelu(scores / scores.norm(dim=1, keepdim=True) * module.tau)
-            weights[name] = scores.square().mean(dim=0).sqrt()
+            # With one-hot values the outputs are the tokens' weights.
+            one_hot = torch.eye(module.num_tokens)
+            tokens = reference(inputs[0].flatten(0, 1), module.key_tokens, one_hot, module.tau, module.kind)
+            weights[name] = tokens.square().mean(dim=0).sqrt()
 
         hooks.append(layer.register_forward_hook(note))
-    training.model(input_ids=held_out(run.text, "validation", run.context, 32), use_cache=False)
+    model(input_ids=held_out(run.text, "validation", run.context, 32), use_cache=False)
     for hook in hooks:
         hook.remove()
     sizes, cohorts = [SMALL.tokens], []
@@ -86,7 +86,7 @@ def tokens_used(run: Run) -> list[dict[str, float]]:
         sizes.append(round(sizes[-1] * growth.factor))
     for before, after in zip([0, *sizes], sizes, strict=False):
         used, keys, values = [], [], []
-        for name, layer in pattention_layers(training.model):
+        for name, layer in pattention_layers(model):
             scale = layer.num_tokens // sizes[-1]
             rows = slice(before * scale, after * scale)
             norms = layer.value_tokens.norm(dim=1)
@@ -102,15 +102,9 @@ def report() -> None:
     """Losses by way, and cohorts of tokens."""
     findings: dict[str, Any] = {}
     for way in WAYS:
-        done = [run for run in runs(way) if final(run) is not None]
+        done = finished(runs(way))
         if done:
-            findings[way] = {
-                "lr": done[0].lr,
-                "flops": flops(done[0]),
-                "validation": spread([final(run) or 0.0 for run in done]),
-                "test": spread([final(run, "test") or 0.0 for run in done]),
-                "cohorts": tokens_used(done[0]),
-            }
+            findings[way] = {**losses(done), "flops": flops(done[0]), "cohorts": tokens_used(done[0])}
     write_results(HERE, findings, plan())
     draw(HERE / "curves.png", [_curves, _cohorts(findings)])
 

@@ -12,19 +12,18 @@ from typing import Any
 
 from lab.figures import colour, draw, legend
 from lab.models import config_of
-from lab.results import best, final, flops, lines, shape_at, spread, write_results
-from lab.sizes import SEEDS, SIZES, models, sweep
-from lab.spec import Growth, NeoX, Run, TokenFormer
+from lab.results import finished, flops, lines, losses, shape_at, write_results
+from lab.sizes import NEOX_INIT, SEEDS, SIZES, models, rate_of, sweep, token_former
+from lab.spec import Growth, NeoX, Run
 from lab.tables import markdown, with_spread
 
 from tokenformer import cost
 
 HERE = Path(__file__).parent
 BASE, BUDGETS = 1200, (250, 500, 1000)
-SMALL = {"tokenformer": TokenFormer(31), "gpt_neox": NeoX(72)}
+SMALL = {"tokenformer": token_former(31), "gpt_neox": NeoX(72, init=NEOX_INIT)}
 WAYS = {
-    "TokenFormer, split": ("tokenformer", "split", SEEDS),
-    "TokenFormer, zero": ("tokenformer", "zero", SEEDS[:1]),
+    "TokenFormer, rotate": ("tokenformer", "rotate", SEEDS),
     "TokenFormer, random": ("tokenformer", "random", SEEDS[:1]),
     "Transformer, Net2Net": ("gpt_neox", "net2net", SEEDS),
 }
@@ -34,14 +33,13 @@ def runs(way: str) -> dict[int, list[Run]]:
     """For every budget the runs with all seeds; empty as long as the best rate is not known."""
     kind, method, seeds = WAYS[way]
     nearest = dict(zip(SMALL, models(SIZES[0]), strict=True))[kind]
-    chosen = best(sweep(nearest))
-    if chosen is None:
+    rate = rate_of(nearest)
+    if rate is None:
         return {}
     growth = (Growth(BASE, 4, method),)
     return {
         budget: [
-            Run(SMALL[kind], chosen.lr, BASE + budget, seed, growth, decay=budget / 5 / (BASE + budget))
-            for seed in seeds
+            Run(SMALL[kind], rate, BASE + budget, seed, growth, decay=budget / 5 / (BASE + budget)) for seed in seeds
         ]
         for budget in BUDGETS
     }
@@ -58,16 +56,12 @@ def report() -> None:
     findings: dict[str, Any] = {}
     for way in WAYS:
         for budget, tried in runs(way).items():
-            done = [run for run in tried if final(run) is not None]
+            done = finished(tried)
             if done:
                 after = cost.parameters(config_of(shape_at(done[0], done[0].steps)))
-                findings.setdefault(way, {"lr": done[0].lr, "non_embedding": after.non_embedding, "budgets": {}})
+                findings.setdefault(way, {"non_embedding": after.non_embedding, "budgets": {}})
                 findings[way]["jump"] = [_jump(run) for run in done]
-                findings[way]["budgets"][str(budget)] = {
-                    "flops": flops(done[0], since=BASE),
-                    "validation": spread([final(run) or 0.0 for run in done]),
-                    "test": spread([final(run, "test") or 0.0 for run in done]),
-                }
+                findings[way]["budgets"][str(budget)] = {"flops": flops(done[0], since=BASE), **losses(done)}
     write_results(HERE, findings, plan())
     draw(HERE / "budgets.png", [_budgets(findings)])
 

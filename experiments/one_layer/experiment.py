@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from lab.figures import colour, draw
-from lab.results import best, final, spread, write_results
+from lab.results import best, finished, losses, write_results
 from lab.sizes import RATES, SEEDS, models
-from lab.spec import Run
+from lab.spec import NeoX, Run
 from lab.tables import markdown, with_spread
 
 HERE = Path(__file__).parent
-STEPS = 1000
+STEPS = 800
 _, TRANSFORMER = models(32)
 PARTS = ("query", "key", "value", "dense", "mlp")
 
 
 def sweep(parts: tuple[str, ...]) -> list[Run]:
     """Every rate, with the first seed."""
-    return [Run(replace(TRANSFORMER, replaced=parts), rate, STEPS) for rate in RATES]
+    return [Run(replace(TRANSFORMER, replaced=parts), rate, STEPS) for rate in RATES[NeoX]]
 
 
 def variants() -> dict[str, list[Run]]:
@@ -46,13 +46,8 @@ def report() -> None:
     """Losses by what is replaced."""
     findings: dict[str, Any] = {}
     for name, runs in variants().items():
-        done = [run for run in runs if final(run) is not None]
-        if done:
-            findings[name] = {
-                "lr": done[0].lr,
-                "validation": spread([final(run) or 0.0 for run in done]),
-                "test": spread([final(run, "test") or 0.0 for run in done]),
-            }
+        if finished(runs):
+            findings[name] = losses(finished(runs))
     write_results(HERE, findings, plan())
     draw(HERE / "losses.png", [_losses(findings)])
 

@@ -7,18 +7,18 @@ The trunk of a ladder never decays: the smallest model trains for BASE steps at 
 that size. The ladder's compute is that of the trunk and of all branches.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from lab.figures import OURS, THEIRS, colour, draw, legend
-from lab.results import best, curve, final, flops, shape_at, write_results
-from lab.sizes import RATES, SEEDS, SIZES, STEPS, models, scratch, sweep
+from lab.results import curve, final, flops, shape_at, write_results
+from lab.sizes import RATES, SEEDS, SIZES, STEPS, models, rate_of, scratch, seeded, sweep, token_former
 from lab.spec import Growth, Run, TokenFormer
 from lab.tables import markdown, number
 
 HERE = Path(__file__).parent
-SMALLEST = TokenFormer(SIZES[0])
+SMALLEST = token_former(SIZES[0])
 BASE = 1600
 
 
@@ -32,15 +32,16 @@ class Ladder:
     factors: tuple[int, ...] = (2, 2, 2)
     growth: dict[str, Any] = field(default_factory=dict)
     cosine: bool = False
+    model: TokenFormer = SMALLEST
 
     def run(self, rung: int, lr: float, seed: int = 0) -> Run:
         """The branch that ends at a size; `rung` 0 is the smallest."""
         if self.cosine:
             stage = self.hold + self.decay
             growths = self._growths(rung, STEPS, stage)
-            return Run(SMALLEST, lr, STEPS + rung * stage, seed, growths, schedule="cosine")
+            return Run(self.model, lr, STEPS + rung * stage, seed, growths, schedule="cosine")
         steps = self.base + rung * self.hold + self.decay
-        return Run(SMALLEST, lr, steps, seed, self._growths(rung, self.base, self.hold), decay=self.decay / steps)
+        return Run(self.model, lr, steps, seed, self._growths(rung, self.base, self.hold), decay=self.decay / steps)
 
     def _growths(self, rung: int, start: int, every: int) -> tuple[Growth, ...]:
         return tuple(Growth(start + i * every, self.factors[i], **self.growth) for i in range(rung))
@@ -50,41 +51,46 @@ class Ladder:
         return [self.run(rung, lr, seed) for rung in range(1, len(self.factors) + 1)]
 
 
-VARIANTS: dict[str, Ladder] = {
+TWO = (2, 2)  # the first two steps of the ladder, on which most variants are compared
+ROTATE = {"method": "rotate"}
+METHODS: dict[str, Ladder] = {
+    "rotate": Ladder(growth=ROTATE),
     "split": Ladder(),
     "zero": Ladder(growth={"method": "zero"}),
-    "zero, tau raised": Ladder(growth={"method": "zero", "tau_steps": 200}),
-    "random (the authors')": Ladder(growth={"method": "random"}),
-    "split, Adam reset": Ladder(growth={"adam": "reset"}),
-    "split, re-warmed": Ladder(growth={"rewarm": 100}),
-    "split, less noise": Ladder(growth={"noise": 0.3}),
-    "zero, new tokens only": Ladder(growth={"method": "zero", "trains": "new"}),
-    "cosine a stage, random (the paper's)": Ladder(growth={"method": "random", "adam": "reset"}, cosine=True),
-    "cosine a stage, split": Ladder(cosine=True),
-    "grown early": Ladder(base=800),
-    "8x at once": Ladder(hold=760, factors=(8,)),
+    "zero, tau raised over 200 steps": Ladder(factors=TWO, growth={"method": "zero", "tau_steps": 200}),
+    "random (the authors' code)": Ladder(factors=TWO, growth={"method": "random"}),
 }
-BEST = VARIANTS["split"]
-SHORTER = {"half as long": Ladder(hold=200, decay=150), "a quarter as long": Ladder(hold=100, decay=75)}
-
-
-def rate() -> float | None:
-    """The rate of the ladders: the one that is best for the smallest size."""
-    chosen = best(sweep(SMALLEST))
-    return None if chosen is None else chosen.lr
+OTHERS: dict[str, Ladder] = {
+    "rotate, Adam reset": Ladder(factors=TWO, growth={**ROTATE, "adam": "reset"}),
+    "rotate, only new tokens train": Ladder(factors=TWO, growth={**ROTATE, "trains": "new"}),
+    "rotate, grown early": Ladder(factors=TWO, base=800, growth=ROTATE),
+    "rotate, 8x at once": Ladder(hold=760, factors=(8,), growth=ROTATE),
+    "a cosine a stage, random, Adam reset (the paper)": Ladder(
+        growth={"method": "random", "adam": "reset"}, cosine=True
+    ),
+    "a cosine a stage, rotate": Ladder(factors=TWO, growth=ROTATE, cosine=True),
+    "rotate, half as long": Ladder(hold=200, decay=150, growth=ROTATE),
+    "rotate, a quarter as long": Ladder(hold=100, decay=75, growth=ROTATE),
+}
+BEST = METHODS["rotate"]
+SHORT_BEST = replace(BEST, factors=TWO)
+# The methods once more, with the paper's initialisation: these came first.
+PAPER, PAPER_RATE = TokenFormer(SIZES[0]), 2e-3
+PAPER_LADDERS = {name: replace(ladder, model=PAPER, factors=TWO) for name, ladder in METHODS.items()}
 
 
 def plan() -> list[Run]:
-    """The methods, from scratch with all rates, the other variants, then the best with other rates and seeds."""
-    lr = rate()
+    """The methods, from scratch, the other variants, then the best with other rates and seeds."""
+    lr = rate_of(SMALLEST)
     if lr is None:
         return sweep(SMALLEST)
-    ladders = [run for ladder in {**VARIANTS, **SHORTER}.values() for run in ladder.runs(lr)]
-    ladders += [run for other in RATES for run in BEST.runs(other)]
-    ladders += [run for seed in SEEDS for run in [scratch(SMALLEST, lr, seed), *BEST.runs(lr, seed)]]
-    peers = [run for tokens in SIZES for model in models(tokens) for run in sweep(model)]
-    methods = 4 * len(BEST.factors)
-    return [*ladders[:methods], *peers, *ladders[methods:]]
+    paper = [run for ladder in PAPER_LADDERS.values() for run in ladder.runs(PAPER_RATE)]
+    methods, others = ([run for one in ladders.values() for run in one.runs(lr)] for ladders in (METHODS, OTHERS))
+    kinds = [model for tokens in SIZES for model in models(tokens)]
+    peers = [run for model in kinds for run in sweep(model)] + [run for model in kinds for run in seeded(model)[:1]]
+    rates = [run for other in RATES[TokenFormer] for run in SHORT_BEST.runs(other)]
+    seeds = [run for seed in SEEDS for run in [scratch(SMALLEST, lr, seed), *SHORT_BEST.runs(lr, seed)]]
+    return [*paper, *methods, *peers, *others, *rates, *seeds]
 
 
 def compute(runs: list[Run]) -> float:
@@ -98,9 +104,9 @@ def from_scratch() -> dict[str, dict[str, Run]]:
     found: dict[str, dict[str, Run]] = {}
     for tokens in SIZES:
         for name, model in zip(("tokenformer", "gpt_neox"), models(tokens), strict=True):
-            chosen = best(sweep(model))
-            if chosen is not None:
-                found.setdefault(str(tokens), {})[name] = chosen
+            for run in seeded(model)[:1]:
+                if final(run) is not None:
+                    found.setdefault(str(tokens), {})[name] = run
     return found
 
 
@@ -116,7 +122,7 @@ def climbed(ladder: Ladder, lr: float, seed: int = 0) -> dict[str, Any] | None:
         for name, peer in peers.get(tokens, {}).items():
             rows[tokens][f"against_{name}"] = (final(run) or 0.0) / (final(peer) or 1.0)
     sizes = [str(SIZES[0]), *rows]
-    result: dict[str, Any] = {"sizes": rows, "flops": compute([scratch(SMALLEST, lr, seed), *runs])}
+    result: dict[str, Any] = {"sizes": rows, "flops": compute([scratch(ladder.model, lr, seed), *runs])}
     if all("tokenformer" in peers.get(tokens, {}) for tokens in sizes):
         result["of_from_scratch"] = result["flops"] / sum(flops(peers[tokens]["tokenformer"]) for tokens in sizes)
     return result
@@ -124,7 +130,7 @@ def climbed(ladder: Ladder, lr: float, seed: int = 0) -> dict[str, Any] | None:
 
 def report() -> None:
     """Losses of all sizes by variant, the ratio of compute, and the curves."""
-    lr, findings = rate(), {}
+    lr, findings = rate_of(SMALLEST), {}
     findings["scratch"] = {
         tokens: {
             name: {"lr": run.lr, "validation": final(run), "test": final(run, "test"), "flops": flops(run)}
@@ -134,15 +140,16 @@ def report() -> None:
     }
     if lr is not None:
         findings["rate"] = lr
-        findings["variants"] = {name: climbed(ladder, lr) for name, ladder in {**VARIANTS, **SHORTER}.items()}
-        findings["rates"] = {f"{other:g}": climbed(BEST, other) for other in RATES}
-        findings["seeds"] = {str(seed): climbed(BEST, lr, seed) for seed in SEEDS}
+        findings["variants"] = {name: climbed(ladder, lr) for name, ladder in {**METHODS, **OTHERS}.items()}
+        findings["paper_initialisation"] = {name: climbed(ladder, PAPER_RATE) for name, ladder in PAPER_LADDERS.items()}
+        findings["rates"] = {f"{other:g}": climbed(SHORT_BEST, other) for other in RATES[TokenFormer]}
+        findings["seeds"] = {str(seed): climbed(SHORT_BEST, lr, seed) for seed in SEEDS}
     write_results(HERE, findings, plan())
     draw(HERE / "ladder.png", [_curves, _ends], size=(6, 4.2))
 
 
 def _curves(axes: Any) -> None:
-    lr = rate()
+    lr = rate_of(SMALLEST)
     for tokens, kinds in from_scratch().items():
         for name, run in kinds.items():
             axes.plot(*curve(run), color=THEIRS if name == "gpt_neox" else colour(2), lw=0.8, alpha=0.8)
@@ -158,7 +165,7 @@ def _curves(axes: Any) -> None:
 
 def _ends(axes: Any) -> None:
     """Where each size ends: all compute spent up to that size, and its loss."""
-    lr = rate()
+    lr = rate_of(SMALLEST)
     for name, hue in (("tokenformer", colour(2)), ("gpt_neox", THEIRS)):
         spent, at, losses = 0.0, [], []
         for kinds in from_scratch().values():
@@ -199,6 +206,7 @@ def tables(findings: dict[str, Any]) -> dict[str, str]:
         "variants": markdown(["ladder", *header], rows(findings.get("variants", {}))),
         "rates": markdown(["rate", *header], rows(findings.get("rates", {}))),
         "seeds": markdown(["seed", *header], rows(findings.get("seeds", {}))),
+        "paper_initialisation": markdown(["ladder", *header], rows(findings.get("paper_initialisation", {}))),
     }
 
 

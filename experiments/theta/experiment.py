@@ -2,17 +2,18 @@
 
     make experiment NAME=theta
 
-Every kind tries the same rates; the best is repeated with other seeds. The gradient norm of every parameter is noted
-every 100 steps. LayerNorm with weight and bias is tried at the rate of the paper's.
+Every kind tries the same rates at the smaller size; the best is then trained at both sizes with three seeds. The
+gradient norm of every parameter is noted every 100 steps. LayerNorm with weight and bias is tried at the rate of the
+paper's.
 """
 
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lab.figures import colour, draw, legend
-from lab.results import best, final, lines, spread, write_results
-from lab.sizes import RATES, SEEDS
+from lab.figures import colour, draw, legend, plain_ticks
+from lab.results import best, finished, lines, losses, spread, write_results
+from lab.sizes import RATES, SEEDS, token_former
 from lab.spec import Run, TokenFormer
 from lab.tables import markdown, with_spread
 
@@ -22,16 +23,17 @@ KINDS = ("l2_gelu", "gelu_l2", "softmax")
 PARAMETRIC = "l2_gelu, parametric LayerNorm"
 
 
-def sweep(tokens: int, kind: str) -> list[Run]:
-    """Every rate, with the first seed."""
-    return [Run(TokenFormer(tokens, kind=kind), rate, STEPS) for rate in RATES]
+def sweep(kind: str) -> list[Run]:
+    """Every rate at the smaller size, with the first seed."""
+    return [Run(token_former(SIZES[0], kind=kind), rate, STEPS) for rate in RATES[TokenFormer]]
 
 
 def seeded(tokens: int, name: str) -> list[Run]:
     """Every seed at the best rate; empty as long as it is not known."""
-    chosen = best(sweep(tokens, "l2_gelu" if name == PARAMETRIC else name))
+    chosen = best(sweep("l2_gelu" if name == PARAMETRIC else name))
     if chosen is None:
         return []
+    chosen = replace(chosen, model=replace(chosen.model, tokens=tokens))
     if name == PARAMETRIC:
         chosen = replace(chosen, model=replace(chosen.model, changes=(("parametric_norm", True),)))
     return [replace(chosen, seed=seed) for seed in SEEDS]
@@ -39,7 +41,7 @@ def seeded(tokens: int, name: str) -> list[Run]:
 
 def plan() -> list[Run]:
     """The sweeps, then the seeds."""
-    runs = [run for tokens in SIZES for kind in KINDS for run in sweep(tokens, kind)]
+    runs = [run for kind in KINDS for run in sweep(kind)]
     return runs + [run for tokens in SIZES for name in (*KINDS, PARAMETRIC) for run in seeded(tokens, name)]
 
 
@@ -67,13 +69,11 @@ def report() -> None:
     findings: dict[str, Any] = {}
     for tokens in SIZES:
         for name in (*KINDS, PARAMETRIC):
-            runs = [run for run in seeded(tokens, name) if final(run) is not None]
+            runs = finished(seeded(tokens, name))
             if runs:
                 norms = [sorted(token_gradients(run)) for run in runs]
                 findings.setdefault(str(tokens), {})[name] = {
-                    "lr": runs[0].lr,
-                    "validation": spread([final(run) or 0.0 for run in runs]),
-                    "test": spread([final(run, "test") or 0.0 for run in runs]),
+                    **losses(runs),
                     "smallest_gradient": spread([values[0] for values in norms]),
                     "largest_gradient": spread([values[-1] for values in norms]),
                     "last_layer_gradients": layer_gradients(runs[0])[-1][1],
@@ -91,6 +91,7 @@ def _gradients(tokens: int) -> Any:
                     at, norms = [step for step, _ in noted], [values[layer] for _, values in noted]
                     axes.plot(at, norms, color=colour(i), alpha=1 - 0.2 * layer, label=kind if layer == 0 else None)
         axes.set(yscale="log", xlabel="step", ylabel="gradient norm of a block's tokens", title=f"{tokens} tokens")
+        plain_ticks(axes.yaxis)
         legend(axes)
 
     return panel

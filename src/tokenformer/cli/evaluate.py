@@ -106,7 +106,7 @@ def _score_tasks(
 ) -> None:
     from ..evaluation.tasks import PAPER_METRICS, check_request, evaluate_tasks
 
-    names = check_request(tasks, limit, batch_size, data)
+    names, _ = check_request(tasks, limit, batch_size, data)
     model, tokenizer = _read(model_name, device)
     scores = evaluate_tasks(model, tokenizer, names, data=data, limit=limit, batch_size=batch_size, quiet=quiet)
     rows = {}

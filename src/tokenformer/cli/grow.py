@@ -20,7 +20,7 @@ def grow_command(
     tokens: Annotated[
         str | None, typer.Option(metavar="ROLE=COUNT,…", help="Token counts: qkv=1024,out=1024,ffn=4096.")
     ] = None,
-    method: Annotated[str, typer.Option(help="zero, split or random; see docs/growth.md.")] = "zero",
+    method: Annotated[str, typer.Option(help="zero, split, rotate or random; see docs/growth.md.")] = "zero",
     seed: Annotated[int, typer.Option(help="Decides the new tokens.")] = 0,
     noise: Annotated[float, typer.Option(help="Size of split's random parts.")] = 1.0,
     inexact: Annotated[bool, typer.Option("--inexact", help="Allow a method that changes the model.")] = False,
@@ -39,7 +39,7 @@ def grow_command(
         raise BadRequestError(f"{' and '.join(given) or 'no size'} was given; give one of {', '.join(sizes)}")
     if method == "random" and not inexact:
         raise BadRequestError(
-            "method random changes what the model computes; add --inexact to accept that, or use zero or split"
+            "method random changes what the model computes; add --inexact to accept that, or use zero, split or rotate"
         )
     num_tokens = _counts(tokens) if tokens is not None else None
 

@@ -107,8 +107,7 @@ def evaluate_tasks(
     `batch_size` a number, or "auto" for the largest that fits. Of the harness's messages, `quiet` shows none; its
     progress bars appear in a terminal.
     """
-    names = check_request(tasks, limit, batch_size, data)
-    sums = {} if data is None else check_files(names, Path(data))
+    names, sums = check_request(tasks, limit, batch_size, data)
     if batch_size == "auto" and model.device.type == "cpu":
         batch_size = AUTO_ON_CPU
     with ExitStack() as stack:
@@ -134,8 +133,8 @@ def evaluate_tasks(
 
 def check_request(
     tasks: Sequence[str], limit: int | None, batch_size: int | str, data: str | os.PathLike | None
-) -> list[str]:
-    """The names of the tasks, each once. Whatever can be refused without a model is."""
+) -> tuple[list[str], dict[str, str]]:
+    """The names of the tasks, each once, and the SHA-256 of their files. Whatever can be refused without a model is."""
     try:
         import lm_eval  # noqa: F401
     except ImportError as error:
@@ -153,9 +152,7 @@ def check_request(
             raise BadRequestError(f"task {name!r} is not one of the harness's; {_near(name, manager.all_tasks)}")
         if data is not None and name not in manager.all_subtasks:
             raise BadRequestError(f"{name} is a group of tasks; with --data, name the tasks themselves")
-    if data is not None:
-        check_files(names, Path(data))
-    return names
+    return names, {} if data is None else check_files(names, Path(data))
 
 
 def _near(name: str, known: Sequence[str]) -> str:

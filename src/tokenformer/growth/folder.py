@@ -26,7 +26,7 @@ from .layer import grown_tau
 from .plan import LayerGrowth, plan_growth
 
 # How far logits may move, relative to the largest: the promise of docs/growth.md. Half precision rounds the values that
-# split shares out.
+# split shares out, and the keys that rotate turns.
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5}
 HALF_TOLERANCE = 5e-2
 
@@ -82,7 +82,7 @@ def taus(config: TokenFormerBaseConfig) -> dict[str, float]:
         tau = torch.tensor(default_tau(born_with, config.pattention_kind), dtype=torch.float64)
         for entry in history:
             if entry["after"][role] != entry["before"][role]:
-                step = LayerGrowth.by(entry["method"], entry["before"][role], entry["after"][role])
+                step = LayerGrowth.by(entry["method"], entry["before"][role], entry["after"][role], config.hidden_size)
                 tau = grown_tau(tau, config.pattention_kind, step, entry["method"])
         found[role] = tau.item()
     return found

@@ -35,9 +35,9 @@ def grow(
     """Append parameter tokens to every Pattention of a model.
 
     Give one of `factor`, `num_tokens` (by role in a TokenFormer: qkv, out, ffn; by layer name or pattern in any
-    other module) and `to` (a preset). `method` is zero or split, which are exact, or random, which is not and needs
-    `exact=False`; see layer.py. `seed` decides the new tokens, `noise` the size of split's random parts in units of
-    the values' scale.
+    other module) and `to` (a preset). `method` is zero, split or rotate, which are exact, or random, which is not and
+    needs `exact=False`; see layer.py. `seed` decides the new tokens, `noise` the size of split's random parts in units
+    of the values' scale.
 
     With `inplace` the model itself grows, layer by layer, in little more memory than it needs when grown, and an
     optimizer that holds its parameters stays valid for `grow_optimizer`. Gradients are cleared. The step is kept as

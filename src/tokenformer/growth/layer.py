@@ -4,6 +4,8 @@ zero     appended keys are zero and score zero; GeLU(0) = 0 and the L2 norm is a
          values are. tau stays.
 split    every token becomes c tokens with its key; their values sum to its value. The L2 norm grows by √c, so
          tau does too (for softmax, by c). Tokens beyond the largest multiple are appended as by zero.
+rotate   appended keys are random rotations of the old ones, K' = Q K with QᵀQ = I, whose scores have for every x the
+         norm that the old scores have; their values are zero. The L2 norm grows by a constant, and tau with it.
 random   appended keys and values are random and tau is that of a layer born at the new size: not exact.
 """
 
@@ -35,6 +37,9 @@ def grow_layer(name: str, layer: Pattention, growth: Growth) -> None:
         new_keys[:split_at] = keys.repeat(step.copies, 1)
         if growth.method == "random":
             _fill_normal(new_keys[split_at:], _scale(keys), generator)
+        if step.rotated and keys.any():  # keys that are all zero have no rotation; new values then make them learn
+            new_keys[split_at:] = _rotations(keys, step.appended, generator)
+            new_values[split_at:] = 0
     _replace_data(layer.key_tokens, new_keys)
     _replace_data(layer.value_tokens, new_values)
     layer.tau = tau
@@ -44,6 +49,8 @@ def grown_tau(tau: Tensor, kind: str, step: LayerGrowth, method: str) -> Tensor:
     """The scale of a layer after a growth step."""
     if method == "random":
         return torch.full_like(tau, default_tau(step.after, kind))
+    if step.rotated:
+        return tau * math.sqrt(step.after / step.before)
     return tau * (step.copies if kind == "softmax" else math.sqrt(step.copies))
 
 
@@ -62,6 +69,15 @@ def _share_out(values: Tensor, step: LayerGrowth, noise: float, out: Tensor, gen
     parts[:-1] = shares[:-1]
     # The last part is what is left, so that the rounding of the others to a narrow dtype is made good.
     parts[-1] = wide - parts[:-1].to(wide.dtype).sum(dim=0)
+
+
+def _rotations(keys: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """`count` keys K' of the size of the old ones K, with K'ᵀK' = (count / n) KᵀK, so that ‖K'x‖ follows ‖Kx‖."""
+    factor = keys.double().cpu()
+    if len(keys) > keys.shape[1]:
+        factor = torch.linalg.qr(factor, mode="r").R  # fewer rows that have the same KᵀK
+    drawn = torch.randn(count, len(factor), generator=generator, dtype=torch.float64)
+    return math.sqrt(count / len(keys)) * torch.linalg.qr(drawn).Q @ factor
 
 
 def _fill_normal(out: Tensor, std: float, generator: torch.Generator) -> None:

@@ -15,21 +15,26 @@ from ..errors import BadRequestError, did_you_mean
 from ..models import TokenFormerBaseConfig
 from ..pattention import Pattention, pattention_layers
 
-METHODS = ("zero", "split", "random")
+METHODS = ("zero", "split", "rotate", "random")
 
 
 @dataclass(frozen=True)
 class LayerGrowth:
-    """One layer: every old token comes to stand `copies` times, then new tokens fill up to `after`."""
+    """One layer: every old token comes to stand `copies` times, then new tokens fill up to `after`.
+
+    `rotated`: the keys of the new tokens are rotations of the old ones, instead of zero.
+    """
 
     before: int
     after: int
     copies: int
+    rotated: bool = False
 
     @classmethod
-    def by(cls, method: str, before: int, after: int) -> "LayerGrowth":
-        """How `method` gets from `before` tokens to `after`."""
-        return cls(before, after, copies=after // before if method == "split" else 1)
+    def by(cls, method: str, before: int, after: int, d_in: int) -> "LayerGrowth":
+        """How `method` gets from `before` tokens to `after`. Fewer new keys than dimensions cannot be rotations."""
+        rotated = method == "rotate" and after - before >= min(before, d_in)
+        return cls(before, after, copies=after // before if method == "split" else 1, rotated=rotated)
 
     @property
     def appended(self) -> int:
@@ -72,8 +77,8 @@ def plan_growth(
         raise BadRequestError(f"grow: method={method!r} is not known; {did_you_mean(method, METHODS)}")
     if method == "random" and exact:
         raise BadRequestError(
-            "grow: method='random' changes what the model computes; say exact=False to accept that, or use 'zero' or "
-            "'split'"
+            "grow: method='random' changes what the model computes; say exact=False to accept that, or use 'zero', "
+            "'split' or 'rotate'"
         )
     layers = dict(pattention_layers(model))
     if not layers:
@@ -163,7 +168,11 @@ def _plan_layer(name: str, layer: Pattention, after: int, method: str) -> LayerG
         raise BadRequestError(
             f"grow: {name} already has {before} tokens; ask for more, or leave it out to keep its size"
         )
-    growth = LayerGrowth.by(method, before, after)
+    growth = LayerGrowth.by(method, before, after, layer.d_in)
+    if layer.kind != "l2_gelu" and method == "rotate":
+        raise BadRequestError(
+            f"grow: {name} uses {layer.kind}, and rotate is exact for l2_gelu only; use method='split'"
+        )
     if layer.kind == "softmax" and method == "zero":
         raise BadRequestError(
             f"grow: {name} uses softmax, where a zero key still takes probability mass (e⁰ = 1), so method='zero' "

@@ -34,6 +34,7 @@ class TokenFormerPreTrainedModel(PreTrainedModel):
         if isinstance(module, Pattention):
             depth, width = self.config.num_hidden_layers, self.config.hidden_size
             value_std = self.config.value_initializer_range or 2 / (depth * width**0.5)
+            assert self.config.initializer_range is not None  # made a number when the configuration was made
             init.normal_(module.key_tokens, std=self.config.initializer_range)
             init.normal_(module.value_tokens, std=value_std)
             init.constant_(module.tau, default_tau(module.num_tokens, module.kind))

@@ -25,6 +25,8 @@ class TokenFormerBaseConfig(PreTrainedConfig):
     pattention_form: how Pattention is computed: auto, reference, fused or triton; see docs/performance.md.
     pattention_recompute: keep none of Pattention's scores for the backward pass, and compute them again there.
     parametric_norm: weight and bias in the LayerNorms of the blocks; the paper's models have none.
+    initializer_range: standard deviation of new keys and of the embedding; None for 1 / √width, which trains better
+        than the paper's 0.02 (docs/decisions.md).
     value_initializer_range: standard deviation of new value tokens; None for the paper's 2 / (layers · √width).
     growth_history: one entry a growth step: method, seed, token counts before and after.
     """
@@ -57,7 +59,7 @@ class TokenFormerBaseConfig(PreTrainedConfig):
     parametric_norm: bool = False
     attention_dropout: float | int = 0.0
     layer_norm_eps: float = 1e-5
-    initializer_range: float = 0.02
+    initializer_range: float | None = None
     value_initializer_range: float | None = None
     growth_history: list | None = None
 
@@ -86,6 +88,11 @@ class TokenFormerBaseConfig(PreTrainedConfig):
     def drop_path(self, layer_idx: int) -> float:
         """How often a block's branches are left out in training."""
         return 0.0
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.initializer_range is None:
+            self.initializer_range = self.hidden_size**-0.5
+        super().__post_init__(**kwargs)
 
     def validate_architecture(self) -> None:
         """Called by transformers whenever a configuration is made."""

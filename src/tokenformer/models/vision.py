@@ -105,6 +105,7 @@ class TokenFormerVisionPreTrainedModel(TokenFormerPreTrainedModel):
         if isinstance(module, TokenFormerVisionEmbedding):
             for parameter in (module.class_token, module.position_embeddings):
                 if parameter is not None:
+                    assert self.config.initializer_range is not None  # as for keys
                     init.normal_(parameter, std=self.config.initializer_range)
 
     @property
