@@ -10,16 +10,15 @@ from typer.testing import CliRunner
 from tokenformer import BadFileError, BadRequestError
 from tokenformer.cli import app
 from tokenformer.training import load_recipe
-from tokenformer.training.dry_run import vocabulary
 from tokenformer.training.ladder import build_ladder
-from tokenformer.training.setup import first_config, tokens_per_step
+from tokenformer.training.setup import first_config, samples_per_step
 from training_runs import write_recipe
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.yaml"))
 
 
 def ladder_of(recipe):
-    return build_ladder(recipe, first_config(recipe, vocabulary(recipe)), tokens_per_step(recipe, 1))
+    return build_ladder(recipe, first_config(recipe, recipe.task.foresee(epochs=False)), samples_per_step(recipe, 1))
 
 
 def test_defaults_recipe_command_line(tmp_path):
@@ -131,7 +130,7 @@ def test_the_papers_ladder_has_the_papers_sizes():
     ladder = ladder_of(recipe)
     millions = [stage.parameters / 1e6 for stage in ladder.stages]
     assert millions == pytest.approx([124, 354, 757, 1400], rel=0.02)
-    assert ladder.tokens_per_step == 512 * 1024
+    assert (ladder.unit, ladder.units_per_step) == ("tokens", 512 * 1024)
     assert ladder.stages[0].steps == round(300e9 / (512 * 1024))
 
 

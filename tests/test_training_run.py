@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tokenformer import grow
-from tokenformer.training.run import GrowthRiseError
+from tokenformer.training.measure import GrowthRiseError
 from training_runs import metrics, run, weights, write_recipe
 
 

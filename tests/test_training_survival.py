@@ -84,7 +84,7 @@ def kill_at(module, name, call):
         (checkpoints_module, "_sync", (3, 30)),  # half-way to the disk
         (run_module, "grow_checkpoint", (1, 2)),
         (run_module, "_write_json", (1, 2, 3, 5)),  # between a stage's model and the note that it is done
-        (run_module, "_check_growth", (1, 2)),
+        (run_module, "_measure_growth", (1, 2)),
     ],
 )
 def test_killed_at_the_worst_moments(uninterrupted, tmp_path, module, name, calls):

@@ -202,11 +202,14 @@ def test_it_is_the_language_models_block(images):
 def test_initialisation():
     model = make_tiny_vision(hidden_size=128, num_hidden_layers=3, qkv_tokens=256)
     for _, layer in pattention_layers(model):
-        assert layer.key_tokens.std().item() == pytest.approx(0.02, rel=0.03)
+        assert layer.key_tokens.std().item() == pytest.approx(128**-0.5, rel=0.03)
         assert layer.value_tokens.std().item() == pytest.approx(2 / (3 * 128**0.5), rel=0.03)
     embeddings = model.model.embeddings
-    assert embeddings.position_embeddings.std().item() == pytest.approx(0.02, rel=0.05)
-    assert embeddings.class_token.std().item() == pytest.approx(0.02, rel=0.2)
+    assert embeddings.patch_embeddings.weight.std().item() == pytest.approx(128**-0.5, rel=0.05)
+    assert embeddings.position_embeddings.std().item() == pytest.approx(128**-0.5, rel=0.05)
+    assert embeddings.class_token.std().item() == pytest.approx(128**-0.5, rel=0.2)
+    assert model.classifier.weight.std().item() == pytest.approx(128**-0.5, rel=0.1)
+    assert not model.classifier.bias.any()
     assert model.model.layers[0].attention_norm.weight is None
     assert model.model.norm.weight is not None
     assert make_tiny_vision(parametric_norm=True).model.layers[0].ffn_norm.weight is not None
@@ -317,6 +320,7 @@ def test_outputs(images):
     [
         (None, torch.tensor([1, 0, 9]), F.cross_entropy),
         ("single_label_classification", torch.tensor([1, 0, 9]), F.cross_entropy),
+        ("single_label_classification", torch.rand(3, 10).softmax(dim=1), F.cross_entropy),
         (None, torch.rand(3, 10), F.binary_cross_entropy_with_logits),
         ("regression", torch.randn(3, 10), F.mse_loss),
     ],
@@ -325,6 +329,14 @@ def test_losses(problem, labels, loss, images):
     model = make_tiny_vision(problem_type=problem)
     out = model(images, labels=labels)
     assert out.loss.item() == pytest.approx(loss(out.logits, labels).item(), rel=1e-6)
+
+
+def test_shares_of_classes_in_half_precision_and_a_share_of_one_is_the_class(images):
+    model = make_tiny_vision(problem_type="single_label_classification").bfloat16()
+    classes = torch.tensor([1, 0, 9])
+    loss = model(images, labels=F.one_hot(classes, 10).float()).loss
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(F.cross_entropy(model(images).logits.float(), classes).item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("drop_path", [0.0, 0.5])

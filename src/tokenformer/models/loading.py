@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification, PreTrainedModel
 
 from ..errors import BadFileError, BadRequestError, one_line
 from .base import TokenFormerPreTrainedModel
@@ -32,15 +32,31 @@ MODELS: dict[type[TokenFormerBaseConfig], type[TokenFormerPreTrainedModel]] = {
     TokenFormerVisionConfig: TokenFormerForImageClassification,
 }
 
+# What a model may be asked to do: our kind for it, and how it is called.
+USES: dict[Any, tuple[type[TokenFormerBaseConfig], str]] = {
+    AutoModelForCausalLM: (TokenFormerConfig, "a causal language model"),
+    AutoModelForImageClassification: (TokenFormerVisionConfig, "an image classifier"),
+}
+
+
+def read_config_of(folder: str | os.PathLike, kind: type[Config]) -> Config:
+    """The configuration of a folder that must hold a TokenFormer of one kind, or of any."""
+    config = read_any_config(Path(folder))
+    if not isinstance(config, kind):
+        raise BadRequestError(
+            f"{folder} holds a {config.model_type} model, and a {kind.model_type or 'tokenformer'} is needed"
+        )
+    return config
+
 
 def read_config(folder: str | os.PathLike) -> TokenFormerConfig:
     """The configuration of a language model's folder; the weights are not looked at."""
-    return _our_config(folder, TokenFormerConfig)
+    return read_config_of(folder, TokenFormerConfig)
 
 
 def read_tokenformer_config(folder: str | os.PathLike) -> TokenFormerBaseConfig:
     """The configuration of any TokenFormer's folder, of language or of images."""
-    return _our_config(folder, TokenFormerBaseConfig)
+    return read_config_of(folder, TokenFormerBaseConfig)
 
 
 def read_model(folder: str | os.PathLike, device: str | None = "cpu") -> TokenFormerForCausalLM:
@@ -61,23 +77,32 @@ def read_tokenformer(folder: str | os.PathLike, device: str | None = "cpu") -> A
     return model.to(target)
 
 
-def read_any_model(name: str | os.PathLike, device: str | None = "cpu") -> PreTrainedModel:
-    """A causal language model, ours or another of transformers: that of a folder, or of a name on the Hub."""
+def read_any_model(
+    name: str | os.PathLike, device: str | None = "cpu", auto: Any = AutoModelForCausalLM
+) -> PreTrainedModel:
+    """A model, ours or another of transformers: that of a folder, or of a name on the Hub.
+
+    `auto` is the Auto class of what it must do: AutoModelForCausalLM or AutoModelForImageClassification.
+    """
     folder = Path(name)
     if not folder.exists() and HUB_NAME.fullmatch(str(name)):
         target = _device(device)
         try:
-            model, info = _from_pretrained(AutoModelForCausalLM, str(name))
+            model, info = _from_pretrained(auto, str(name))
         except Exception as error:  # transformers and the Hub's client raise many kinds, most for a wrong name
             raise BadRequestError(
                 f"{name} does not exist here, and no model of that name was loaded from the Hub: "
                 f"{one_line(error).split('. ')[0]}"
             ) from error
     else:
-        if isinstance(read_any_config(folder), TokenFormerBaseConfig):
-            return read_model(folder, device)
+        config, (ours, what) = read_any_config(folder), USES[auto]
+        if isinstance(config, TokenFormerBaseConfig):
+            read_config_of(folder, ours)
+            return read_tokenformer(folder, device)
+        if type(config) not in auto._model_mapping:
+            raise BadRequestError(f"{folder} holds a {config.model_type} model, and {what} is needed")
         target = _device(device)
-        model, info = _weights(AutoModelForCausalLM, folder)
+        model, info = _weights(auto, folder)
     # What is there and not needed does no harm: old checkpoints of others hold masks and the like.
     if info["missing_keys"]:
         raise BadFileError(f"{name} {wrong_keys(info['missing_keys'], [])}; do the weights belong to its config.json?")
@@ -94,13 +119,6 @@ def read_any_config(folder: Path) -> Any:
         return AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # a broken file, a value of the wrong type, a model unknown to transformers
         raise BadFileError(f"{folder / 'config.json'} cannot be read: {one_line(error)}") from error
-
-
-def _our_config(folder: str | os.PathLike, kind: type[Config]) -> Config:
-    config = read_any_config(Path(folder))
-    if not isinstance(config, kind):
-        raise BadRequestError(f"{folder} holds a {config.model_type} model, and a tokenformer is needed")
-    return config
 
 
 def _weights(kind: Any, folder: str | os.PathLike) -> tuple[Any, dict[str, Any]]:

@@ -157,6 +157,9 @@ class TokenFormerVisionModel(TokenFormerVisionPreTrainedModel):
 class TokenFormerForImageClassification(TokenFormerVisionPreTrainedModel):
     """The image classifier: TokenFormerVisionModel and a linear layer over what it pools."""
 
+    # Every image has one label, so that Trainer need not count them; of shares it would count all numbers.
+    accepts_loss_kwargs = False
+
     def __init__(self, config: TokenFormerVisionConfig) -> None:
         super().__init__(config)
         self.num_labels = config.num_labels or 0
@@ -172,12 +175,25 @@ class TokenFormerForImageClassification(TokenFormerVisionPreTrainedModel):
         interpolate_pos_encoding: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> ImageClassifierOutput:
-        """Logits of the classes, and the loss if `labels` are given; `config.problem_type` says which."""
+        """Logits of the classes, and the loss if `labels` are given; `config.problem_type` says which.
+
+        With "single_label_classification", labels are classes [batch], or shares of all classes [batch, classes].
+        """
         out = self.model(pixel_values, interpolate_pos_encoding=interpolate_pos_encoding, **kwargs)
         logits = self.classifier(out.pooler_output)
         loss = None
         if labels is not None:
-            loss = self.loss_function(labels, logits, self.config, **kwargs)
+            loss = self._loss(labels.to(logits.device), logits, **kwargs)
         return ImageClassifierOutput(
-            loss=loss, logits=logits, hidden_states=out.hidden_states, attentions=out.attentions
+            loss=loss,  # type: ignore[arg-type]
+            logits=logits,
+            hidden_states=out.hidden_states,
+            attentions=out.attentions,
         )
+
+    def _loss(self, labels: Tensor, logits: Tensor, **kwargs: Any) -> Tensor:
+        """transformers' loss, which knows no shares of classes."""
+        if labels.is_floating_point() and self.config.problem_type == "single_label_classification":
+            wide = torch.promote_types(logits.dtype, torch.float32)
+            return F.cross_entropy(logits.to(wide), labels.to(wide))
+        return self.loss_function(labels, logits, self.config, **kwargs)

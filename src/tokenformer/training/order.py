@@ -1,6 +1,6 @@
-"""The order of the data: one fixed sequence of blocks for the whole ladder.
+"""The order of the data: one fixed sequence of blocks or images for the whole ladder.
 
-Sample i of a run is the same block whatever the stage, the number of processes, or how often the run was resumed. Of
+Sample i of a run is the same one whatever the stage, the number of processes, or how often the run was resumed. Of
 prepared data, epoch e is a permutation drawn from (seed, e); of a stream, the order is the stream's own, and its place
 is kept with every checkpoint. Epochs follow each other without end.
 """
@@ -13,6 +13,9 @@ import numpy as np
 from torch.utils.data import Dataset, IterableDataset
 
 from ..data import BlockStream
+
+# Where a stream of data stands; prepared data needs no more than the step.
+STREAM_FILE = "stream.pt"
 
 
 class OrderedBlocks(Dataset):
