@@ -66,10 +66,10 @@ def test_a_run_is_read_whole(ladder):
     assert second.growth.method == "split"
     assert second.growth.loss_before == pytest.approx(first.loss) == pytest.approx(second.growth.loss_after)
     assert third.parameters == 757_123_456
-    assert third.tokens == 400 * 524_288
-    assert third.flops == pytest.approx(6 * third.parameters * third.tokens)
-    assert sum(stage.tokens for stage in read.stages) == read.last[3].tokens
-    assert second.tokens_per_second == pytest.approx(4.1e13 / second.parameters, rel=0.05)
+    assert third.seen == 400 * 524_288
+    assert third.flops == pytest.approx(6 * third.parameters * third.seen)
+    assert sum(stage.seen for stage in read.stages) == read.last[3].seen
+    assert second.per_second == pytest.approx(4.1e13 / second.parameters, rel=0.05)
 
 
 def test_the_validation_curve_has_both_sides_of_a_growth_step(tmp_path):
@@ -129,7 +129,7 @@ def test_the_table_of_stages(ladder, tmp_path, no_pictures):
     second, loss = rows[2], f"{stages[0].loss:.3f}"
     assert second[:5] == ["2", "split", "354,127,872", "210M", "446 PFLOPs"]
     assert second[5:7] == [loss, loss]
-    assert second[7:] == [f"{stages[1].loss:.3f}", f"{stages[1].tokens_per_second:,.0f}"]
+    assert second[7:] == [f"{stages[1].loss:.3f}", f"{stages[1].per_second:,.0f}"]
     assert rows[1][5:7] == ["–", "–"]
     assert rows[4][3:5] == ["629M", "1.55 EFLOPs"]
     assert f"<pre>{RECIPE}</pre>" in page

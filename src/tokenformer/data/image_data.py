@@ -103,18 +103,24 @@ class ImageData(Dataset[dict[str, Any]]):
             found = (index + step) % len(self)
             if self._bad[found]:
                 continue
-            row = int(self.rows[found])
             try:
-                return found, decode(self.gallery.encoded(row), self.config.channels)
-            except MemoryError:  # the machine's fault, not the image's
-                raise
-            except Exception as error:  # broken files make Pillow's decoders raise errors of many kinds
-                why = f"{self.gallery.where(row)} cannot be decoded: {_reason(error)}"
+                return found, open_picture(self.gallery, int(self.rows[found]), self.config.channels)
+            except BadImageError as error:
                 if self.config.strict:
-                    raise BadImageError(f"{why}; mend or remove it, or set strict to false") from error
+                    raise BadImageError(f"{error}; mend or remove it, or set strict to false") from error
                 self._bad[found] = True
-                logger.warning("%s; the next image takes its place", why)
+                logger.warning("%s; the next image takes its place", error)
         raise BadImageError(f"none of {len(self):,} images can be decoded, as {self.gallery.where(int(self.rows[0]))}")
+
+
+def open_picture(gallery: Gallery, row: int, channels: int) -> Any:
+    """A picture of a gallery, decoded; of one that cannot be, the error names it."""
+    try:
+        return decode(gallery.encoded(row), channels)
+    except MemoryError:  # the machine's fault, not the image's
+        raise
+    except Exception as error:  # broken files make Pillow's decoders raise errors of many kinds
+        raise BadImageError(f"{gallery.where(row)} cannot be decoded: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:

@@ -54,6 +54,11 @@ class Gallery:
         return source.where(inner)
 
     @property
+    def numbered(self) -> bool:
+        """Whether the classes have numbers only, of which `names` was made."""
+        return all(source.declared is None and source.labels.dtype != object for source in self.sources)
+
+    @property
     def fingerprint(self) -> str:
         """Stands for classes, labels, and the names or sizes of all images; not for every byte of them."""
         whole = hashlib.blake2b(repr(self.names).encode(), digest_size=16)

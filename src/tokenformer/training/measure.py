@@ -20,6 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from ..errors import BadResultError
+from .average import WeightAverage
 from .parallel import reshard
 
 # Exact growth must not be felt: more than rounding means that something is wrong.
@@ -41,8 +42,11 @@ class Validation:
     workers: int
 
     @torch.no_grad()
-    def measure(self, model: nn.Module, device: torch.device) -> dict[str, float]:
-        """Means over all samples. Every process must call it, and makes as many forward passes as the others."""
+    def measure(self, model: nn.Module, device: torch.device, average: WeightAverage | None) -> dict[str, float]:
+        """Means over all samples: of the weights and, with names that begin with ema_, of their average.
+
+        Every process must call it, and makes as many forward passes as the others.
+        """
         model.eval()
         processes, sums = PartialState(), []
         size = len(self.samples)  # type: ignore[arg-type]
@@ -58,9 +62,15 @@ class Validation:
             num_workers=min(self.workers, len(own)),
             generator=torch.Generator(),  # the loader draws a number, which must not be one of training's
         )
-        for i, batch in zip(own, loader, strict=True):
-            sums.append((i, self.score(model, {key: value.to(device) for key, value in batch.items()})))
-        reshard(model)
+        for i, samples in zip(own, loader, strict=True):
+            batch = {key: value.to(device) for key, value in samples.items()}
+            found = self.score(model, batch)
+            reshard(model)
+            if average is not None:
+                with average.in_place():
+                    found |= {f"ema_{name}": value for name, value in self.score(model, batch).items()}
+                    reshard(model)
+            sums.append((i, found))
         measured = dict(gather_object(sums))  # by batch, those that were measured twice once
         return {name: math.fsum(batch[name] for _, batch in sorted(measured.items())) / size for name in measured[0]}
 

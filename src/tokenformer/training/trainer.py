@@ -122,21 +122,14 @@ class LadderTrainer(Trainer):
             return self._measure()
 
     def _measure(self) -> dict[str, float]:
-        """Of the weights and, with names that begin with ema_, of their average."""
         if self.ways.validation is None:
             return {}
-        model, device = self.plain_model, self.args.device
-        found = self.ways.validation.measure(model, device)
-        if self.average is not None:
-            with self.average.in_place():
-                averaged = self.ways.validation.measure(model, device)
-            found |= {f"ema_{name}": value for name, value in averaged.items()}
-        return found
+        return self.ways.validation.measure(self.plain_model, self.args.device, self.average)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Our validation in place of Trainer's (measure.py says why), logged as Trainer does."""
         metrics = {f"eval_{name}": value for name, value in self._measure().items()}
-        self.log(metrics)
+        self.log(dict(metrics))  # which adds to what it is given
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
