@@ -18,7 +18,7 @@ from tokenformer.training import run as run_module
 from tokenformer.training import trainer as trainer_module
 from tokenformer.training.checkpoint import checkpoints, last_good, verify
 from tokenformer.training.trainer import LadderTrainer, NotFiniteError
-from training_runs import assert_equal, assert_same, kill_often, run, run_in_child, weights, write_recipe
+from training_runs import assert_equal, assert_same, kill_at, kill_often, run, run_in_child, weights, write_recipe
 
 
 @pytest.fixture(scope="module")
@@ -36,22 +36,6 @@ def test_killed_at_twenty_random_moments(uninterrupted, tmp_path):
     """Bit by bit the weights, and line by line the metrics, of a run that was left alone."""
     recipe, reference, seconds = uninterrupted
     kill_often(recipe, tmp_path, reference, seconds, kills=20)
-
-
-def kill_at(module, name, call):
-    """In a child: die just before the `call`-th call of a function."""
-
-    def before():
-        original, calls = getattr(module, name), iter(range(1, 10**6))
-
-        def dying(*args, **kwargs):
-            if next(calls) == call:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return original(*args, **kwargs)
-
-        setattr(module, name, dying)
-
-    return before
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,22 @@ def _child(recipe: Path, out: Path, overrides: tuple[str, ...], before: Callable
         os._exit(stop.exit_code)
 
 
+def kill_at(module: Any, name: str, call: int) -> Callable[[], None]:
+    """In a child: die just before the `call`-th call of a function."""
+
+    def before() -> None:
+        original, calls = getattr(module, name), iter(range(1, 10**6))
+
+        def dying(*args: Any, **kwargs: Any) -> Any:
+            if next(calls) == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*args, **kwargs)
+
+        setattr(module, name, dying)
+
+    return before
+
+
 def weights(out: Path, stage: int) -> dict[str, Any]:
     """The weights that a stage ended with."""
     return load_file(out / f"stage-{stage}" / "model" / "model.safetensors")

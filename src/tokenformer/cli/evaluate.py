@@ -199,6 +199,7 @@ def _score_images(
 ) -> None:
     from dataclasses import asdict
 
+    import datasets
     from transformers import AutoModelForImageClassification
 
     from ..data.image_data import load_pillow
@@ -208,6 +209,7 @@ def _score_images(
     from ..models.loading import read_any_model
 
     load_pillow()
+    datasets.disable_progress_bars()
     model = read_any_model(model_name, device, AutoModelForImageClassification)
     score = evaluate_images(
         model,
@@ -231,7 +233,7 @@ def _score_images(
     summary["scored"] = f"{score.images:,} images of {len(score.classes):,} classes"
     if score.bad:
         summary["left out"] = f"{len(score.bad):,} images that cannot be decoded"
-    request = {"model": model_name, "images": source.validation}
+    request = {"model": model_name, "source": source.validation}
     show_summary("Scored", summary | _written(json_file, {**request, **asdict(score)}))
 
 

@@ -1,6 +1,5 @@
 """What a command prints when it is done: a title and a few aligned rows, or a table, in a terminal or a log file."""
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 
 from rich import box
@@ -46,7 +45,6 @@ def short(number: float, unit: str = "") -> str:
 
 def quiet_libraries() -> None:
     """No progress bars and warnings from transformers, in commands that check and report for themselves."""
-    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")  # read when `datasets` is imported
     from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging
 
