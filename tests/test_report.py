@@ -177,6 +177,36 @@ def test_pictures_of_the_promised_kind(tmp_path):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == NAMES
 
 
+def test_a_run_of_images_has_accuracies(tmp_path, no_pictures):
+    folder = write_run(tmp_path / "classifier", steps=200, unit="images")
+    read = load_run(folder)
+    last = read.stages[-1]
+    assert (read.unit, last.seen, read.unreadable) == ("images", 200 * 524_288, 0)
+    assert [last.accuracy, last.averaged_loss, last.averaged_accuracy] == pytest.approx(
+        [0.1 * last.loss, 0.9 * last.loss, 0.11 * last.loss]
+    )
+    written = write_report([read], tmp_path / "out")
+    assert [path.name for path in written] == ["report.html", "loss-vs-compute.png", "loss-vs-images.png"]
+    page = written[0].read_text()
+    assert "tokens" not in page[: page.index("<pre>")]
+    section = page[page.index("<section") :]
+    assert "<th>val.<br>accuracy</th><th>val. loss,<br>averaged</th><th>accuracy,<br>averaged</th>" in section
+    rows = [cells(row) for row in re.findall(r"<tr>(.*?)</tr>", section)]
+    assert rows[3][9:] == [f"{x:.3f}" for x in (last.accuracy, last.averaged_loss, last.averaged_accuracy)]
+    data = data_of(page)
+    (drawn,) = data["runs"]
+    assert (data["axes"][1]["title"], data["loss_label"]) == ("training images, millions", "loss, nats per image")
+    assert drawn["accuracy"][-1][2] == pytest.approx(last.accuracy, rel=1e-4)
+    assert [point[:2] for point in drawn["accuracy"]] == [point[:2] for point in drawn["validation"]]
+    overview = page[page.index('id="runs"') : page.index('id="controls"')]
+    assert f"<td>{last.accuracy:.3f}</td>" in overview
+
+
+def test_text_and_images_are_not_drawn_together(tmp_path):
+    folders = [write_run(tmp_path / unit, steps=100, unit=unit) for unit in ("tokens", "images")]
+    ended(run("report", *folders), 2, "tokens counts tokens and images images, whose losses do not compare")
+
+
 def test_a_report_is_replaced_and_a_foreign_file_is_not(ladder, tmp_path, no_pictures):
     out = tmp_path / "out"
     out.mkdir()
