@@ -16,10 +16,9 @@ def describe(recipe: Recipe) -> Iterator[tuple[str, dict[str, str]]]:
     task, processes = recipe.task, int(os.environ.get("WORLD_SIZE", "1"))
     batch = local_batch(recipe, processes)
     task.check(recipe.training, batch)
-    epochs = any(stage.epochs is not None for stage in recipe.growth.stages)
-    data = task.foresee(epochs)
-    config = first_config(recipe, data)
-    ladder = build_ladder(recipe, config, samples_per_step(recipe, processes), len(data.train) if epochs else None)
+    data = task.foresee(recipe.growth.in_epochs)
+    samples = len(data.train) if recipe.growth.in_epochs else None
+    ladder = build_ladder(recipe, first_config(recipe, data), samples_per_step(recipe, processes), samples)
     unit, per_step = task.unit, ladder.units_per_step
     for stage in ladder.stages:
         memory = task.memory(stage.config, batch, bool(recipe.training.get("gradient_checkpointing")))

@@ -118,6 +118,11 @@ class GrowthRecipe:
     min_improvement: float = 0.002
     max_parameters: float | None = None
 
+    @property
+    def in_epochs(self) -> bool:
+        """Whether the length of the data must be known to say how long the ladder is."""
+        return any(stage.epochs is not None for stage in self.stages)
+
 
 CHOICES = {
     "method": METHODS,

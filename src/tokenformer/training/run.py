@@ -3,7 +3,7 @@
     RUN/recipe.yaml          the resolved recipe
     RUN/metrics.jsonl        measurements over the whole run
     RUN/stage-1/checkpoint-N the state of training at step N; the newest few are kept
-    RUN/stage-1/model        the stage's model, an ordinary folder with its tokenizer
+    RUN/stage-1/model        the stage's model, an ordinary folder with its tokenizer or image processor
     RUN/stage-1/result.json  what the stage ended with
 
 Everything a run needs to go on is in these files, each of which appears whole or not at all, so that the same command
@@ -60,9 +60,9 @@ def train(recipe: Recipe, console: Console | None = None) -> Path:
         check_same_recipe(recipe, folder)
         with processes.main_process_first():
             data = task.prepare(console if processes.is_main_process else Console(quiet=True))
-        epochs = any(stage.epochs is not None for stage in recipe.growth.stages)
+        samples = len(data.train) if recipe.growth.in_epochs else None
         per_step = samples_per_step(recipe, processes.num_processes)
-        ladder = build_ladder(recipe, first_config(recipe, data), per_step, len(data.train) if epochs else None)
+        ladder = build_ladder(recipe, first_config(recipe, data), per_step, samples)
         setting = Setting(
             recipe, folder, data, processes, console, Metrics(folder / "metrics.jsonl", ladder), Signals()
         )
