@@ -67,11 +67,11 @@ OTHERS: dict[str, Ladder] = {
     "rotate, grown early": Ladder(factors=TWO, base=800, growth=ROTATE),
     "rotate, 8x at once": Ladder(hold=760, factors=(8,), growth=ROTATE),
     "a cosine a stage, random, Adam reset (the paper)": Ladder(
-        growth={"method": "random", "adam": "reset"}, cosine=True
+        factors=TWO, growth={"method": "random", "adam": "reset"}, cosine=True
     ),
     "a cosine a stage, rotate": Ladder(factors=TWO, growth=ROTATE, cosine=True),
     "rotate, half as long": Ladder(hold=200, decay=150, growth=ROTATE),
-    "rotate, a quarter as long": Ladder(hold=100, decay=75, growth=ROTATE),
+    "rotate, a quarter as long": Ladder(hold=100, decay=75, factors=TWO, growth=ROTATE),
 }
 BEST = METHODS["rotate"]
 SHORT_BEST = replace(BEST, factors=TWO)
