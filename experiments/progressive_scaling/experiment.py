@@ -74,7 +74,7 @@ OTHERS: dict[str, Ladder] = {
     "rotate, a quarter as long": Ladder(hold=100, decay=75, factors=TWO, growth=ROTATE),
 }
 BEST = METHODS["rotate"]
-SHORT_BEST = replace(BEST, factors=TWO)
+SHORT_BEST, SHORTEST_BEST = replace(BEST, factors=TWO), replace(BEST, factors=(2,))
 # The methods once more, with the paper's initialisation: these came first.
 PAPER, PAPER_RATE = TokenFormer(SIZES[0]), 2e-3
 PAPER_LADDERS = {name: replace(ladder, model=PAPER, factors=TWO) for name, ladder in METHODS.items()}
@@ -91,7 +91,7 @@ def plan() -> list[Run]:
     methods, others = ([run for one in ladders.values() for run in one.runs(lr)] for ladders in (METHODS, OTHERS))
     kinds = [model for tokens in SIZES for model in models(tokens)]
     peers = [run for model in kinds for run in sweep(model)] + [run for model in kinds for run in seeded(model)[:1]]
-    rates = [run for other in RATES[TokenFormer] for run in SHORT_BEST.runs(other)]
+    rates = [run for other in RATES[TokenFormer] for run in SHORTEST_BEST.runs(other)]
     seeds = [run for seed in SEEDS for run in [scratch(SMALLEST, lr, seed), *SHORT_BEST.runs(lr, seed)]]
     python = [*on_python(lr).values(), *(run for ladder in PYTHON_LADDERS.values() for run in ladder.runs(lr))]
     return [*paper, *methods, *peers, *others, *rates, *seeds, *python]
@@ -154,7 +154,7 @@ def report() -> None:
         findings["rate"] = lr
         findings["variants"] = {name: climbed(ladder, lr) for name, ladder in {**METHODS, **OTHERS}.items()}
         findings["paper_initialisation"] = {name: climbed(ladder, PAPER_RATE) for name, ladder in PAPER_LADDERS.items()}
-        findings["rates"] = {f"{other:g}": climbed(SHORT_BEST, other) for other in RATES[TokenFormer]}
+        findings["rates"] = {f"{other:g}": climbed(SHORTEST_BEST, other) for other in RATES[TokenFormer]}
         peers = {tokens: {"tokenformer": run} for tokens, run in on_python(lr).items() if final(run) is not None}
         findings["python_scratch"] = {tokens: final(run["tokenformer"]) for tokens, run in peers.items()}
         findings["python"] = {name: climbed(ladder, lr, peers=peers) for name, ladder in PYTHON_LADDERS.items()}
