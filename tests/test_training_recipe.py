@@ -33,8 +33,13 @@ def test_defaults_recipe_command_line(tmp_path):
     assert recipe.training["learning_rate"] == 1e-4
     assert recipe.data.block_length == 64
     assert recipe.growth.stages[1].steps == 5
-    assert recipe.growth.method == "split"
+    assert ladder_of(recipe).stages[1].growth.method == "rotate"
     assert recipe.name == "recipe"
+
+
+def test_a_ladder_of_another_kind_grows_by_split(tmp_path):
+    recipe = load_recipe(write_recipe(tmp_path), ["model.pattention_kind=softmax"])
+    assert ladder_of(recipe).stages[1].growth.method == "split"
 
 
 def test_the_resolved_recipe_is_a_recipe(tmp_path):

@@ -111,7 +111,7 @@ def build_ladder(
     for number, request in enumerate(requests, start=1):
         step = None
         if number > 1:
-            method = request.method or growth.method
+            method = request.method or growth.method or ("rotate" if config.pattention_kind == "l2_gelu" else "split")
             step = plan_growth(
                 model,
                 request.factor,
