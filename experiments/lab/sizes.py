@@ -4,7 +4,7 @@
 projection, at width 128; the FFN has four times as many.
 """
 
-from dataclasses import replace
+from dataclasses import asdict
 from functools import cache
 from typing import Any
 
@@ -19,7 +19,6 @@ STEPS = 2000
 RATES = {TokenFormer: (1e-3, 2e-3, 4e-3), NeoX: (2e-3, 4e-3, 8e-3)}
 SEEDS = (0, 1, 2)
 SMALL = 700_000  # parameters up to which every rate is tried to the end, and the best trained with every seed
-NEOX_INIT = 0.05  # better than transformers' 0.02 at the smallest size: see the trials of equal_parameters
 PROBE = 600  # steps that every rate is tried for at the larger sizes
 
 
@@ -28,10 +27,15 @@ def token_former(tokens: int, width: int = 128, **more: Any) -> TokenFormer:
     return TokenFormer(tokens, width=width, init=width**-0.5, **more)
 
 
+def neox(width: int, **more: Any) -> NeoX:
+    """A GPT-NeoX with an initialisation as wide as ours: better than transformers' 0.02, see equal_parameters."""
+    return NeoX(**{**more, "width": width, "init": width**-0.5})
+
+
 def models(tokens: int, width: int = 128) -> tuple[TokenFormer, NeoX]:
     """The two models of a size."""
     ours = token_former(tokens, width)
-    return ours, replace(equal_neox(ours), init=NEOX_INIT)
+    return ours, neox(**asdict(equal_neox(ours)))
 
 
 @cache
