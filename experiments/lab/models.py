@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.optim import AdamW
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedConfig, ViTConfig, ViTForImageClassification
 
@@ -40,7 +41,8 @@ def config_of(shape: Shape, context: int = 256) -> PreTrainedConfig:
     text = {**COMMON, "max_position_embeddings": context}
     if isinstance(shape, TokenFormer):
         tokens = {"qkv_tokens": shape.tokens, "out_tokens": shape.tokens, "ffn_tokens": 4 * shape.tokens}
-        fields = {**common, **tokens, "pattention_kind": shape.kind, **dict(shape.changes)}
+        kind = "gelu_l2" if shape.kind == "gelu_l1" else shape.kind
+        fields = {**common, **tokens, "pattention_kind": kind, **dict(shape.changes)}
         if isinstance(shape, TokenViT):
             return TokenFormerVisionConfig(**IMAGES, **fields)
         return TokenFormerConfig(**text, **fields)
@@ -76,7 +78,17 @@ def build(shape: Shape, context: int = 256) -> Any:
     for _, layer in pattention_layers(model):
         layer.tau *= shape.tau
         layer.key_tokens.data *= shape.keys
+        if shape.kind == "gelu_l1":
+            layer.__class__ = GeluL1  # which the library has not: the same tokens, computed differently
     return model
+
+
+class GeluL1(Pattention):
+    """GeLU before an L1 norm, with the scale that softmax has: a step of the paper's ablation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = F.gelu(x @ self.key_tokens.mT)  # [..., n]
+        return self.num_tokens * F.normalize(weights, p=1, dim=-1) @ self.value_tokens
 
 
 class SeparateProjections(nn.Module):

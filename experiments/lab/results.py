@@ -88,10 +88,10 @@ def _flops_of_sample(shape: Shape, run: Run) -> int:
     return run.context * cost.training_flops_per_token(config_of(shape), run.context)
 
 
-def curve(run: Run, kind: str = "validation") -> tuple[list[float], list[float]]:
-    """FLOPs and losses along a run."""
-    points = [(flops(run, line["step"]), line["loss"]) for line in lines(run) if line["kind"] == kind]
-    return [at for at, _ in points], [loss for _, loss in points]
+def curve(run: Run, kind: str = "validation", value: str = "loss") -> tuple[list[float], list[float]]:
+    """FLOPs and losses, or another value, along a run."""
+    points = [(flops(run, line["step"]), line[value]) for line in lines(run) if line["kind"] == kind]
+    return [at for at, _ in points], [measured for _, measured in points]
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
@@ -107,6 +107,11 @@ def losses(runs: Sequence[Run]) -> dict[str, Any]:
         "validation": spread([final(run) or 0.0 for run in runs]),
         "test": spread([final(run, "test") or 0.0 for run in runs]),
     }
+
+
+def accuracies(runs: Sequence[Run], kind: str = "end") -> dict[str, Any]:
+    """The accuracies of finished runs that differ in the seed."""
+    return spread([accuracy(run, kind) or 0.0 for run in runs])
 
 
 def finished(runs: Iterable[Run]) -> list[Run]:
@@ -136,4 +141,4 @@ def write_results(folder: Path, findings: dict[str, Any], runs: Iterable[Run]) -
 
 def made_by(name: str, threads: int = 1) -> dict[str, Any]:
     """The command, the code and the machine behind results. Training runs have one thread each."""
-    return {**circumstances(), "command": f"make experiment NAME={name}", "threads": threads, "loss": "nats a byte"}
+    return {**circumstances(), "command": f"make experiment NAME={name}", "threads": threads, "loss": "nats a byte or an image"}
