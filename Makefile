@@ -26,7 +26,7 @@ demo: .venv/installed ## train a small model, grow it twice, train on; a table, 
 test: .venv/installed ## the tests
 	$(BIN)/python -m pytest -n auto
 
-test-hf: .venv/installed ## transformers' own model tests over ours (about 3 minutes on 2 cores)
+test-hf: .venv/installed ## transformers' own model tests over ours (about 4 minutes on 2 cores)
 	@test -d $(HF_SUITE) || { \
 		rm -rf .cache/hf/new && \
 		$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --no-binary transformers \

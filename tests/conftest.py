@@ -14,7 +14,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from transformers.utils import logging
 
-from tokenformer import TokenFormerConfig, TokenFormerForCausalLM
+from tokenformer import (
+    TokenFormerConfig,
+    TokenFormerForCausalLM,
+    TokenFormerForImageClassification,
+    TokenFormerVisionConfig,
+)
 
 logging.disable_progress_bar()
 # The machine decides how long an example takes, so no deadline; derandomised, so that a failure comes back.
@@ -44,6 +49,12 @@ def tiny():
 def make_tiny(**changes) -> TokenFormerForCausalLM:
     torch.manual_seed(0)
     return TokenFormerForCausalLM(TokenFormerConfig.preset("tiny", **changes)).eval()
+
+
+def make_tiny_vision(**changes) -> TokenFormerForImageClassification:
+    """A classifier of 10 classes for images of 32 pixels, in evaluation mode."""
+    torch.manual_seed(0)
+    return TokenFormerForImageClassification(TokenFormerVisionConfig.preset("tiny32", **changes)).eval()
 
 
 def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:

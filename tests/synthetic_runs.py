@@ -10,20 +10,31 @@ import sys
 from pathlib import Path
 
 TOKENS_A_STEP = 524_288
+AVERAGED = (("ema_validation_loss", 0.9), ("ema_validation_accuracy", 0.11))
 RECIPE = "name: ladder\nmodel:\n  preset: 124m\ngrowth:\n  method: split\n  stages:\n  - steps: 2000\n  - factor: 2\n"
 
 
 def write_run(
-    folder: Path, sizes=(124_438_272, 354_127_872, 757_123_456), steps=2000, every=10, method="split"
+    folder: Path, sizes=(124_438_272, 354_127_872, 757_123_456), steps=2000, every=10, method="split", unit="tokens"
 ) -> Path:
-    """A run of one stage for each size. The loss falls with tokens and size, and jumps if growth is random."""
+    """A run of one stage for each size. The loss falls with tokens and size, and jumps if growth is random.
+
+    One of images has accuracies too, and an average of the weights.
+    """
     chance = random.Random(folder.name)
     entries = []
     flops, step = 0.0, 0
 
     def add(kind, **values):
-        at = {"stage": stage, "step": step, "tokens": step * TOKENS_A_STEP, "flops": flops, "parameters": size}
+        at = {"stage": stage, "step": step, unit: step * TOKENS_A_STEP, "flops": flops, "parameters": size}
         entries.append({"kind": kind, **at, **values})
+        if unit == "images":
+            entries[-1] |= {
+                name.replace("validation_loss", measure): share * value
+                for name, value in values.items()
+                for measure, share in (("validation_accuracy", 0.1), *AVERAGED)
+                if "validation_loss" in name
+            }
 
     def settled():
         own = 400 * size**-0.34
@@ -52,7 +63,7 @@ def write_run(
                 loss=loss() + chance.gauss(0, 0.035),
                 lr=6e-4 * min(1, own / 100) * min(1.0, (steps - own) / (0.2 * steps) + 0.02),
                 grad_norm=None if own == every else 0.4 * math.exp(chance.gauss(0, 0.2)) + 3 * math.exp(-own / 80),
-                tokens_per_second=4.1e13 / size * chance.uniform(0.96, 1.02),
+                **{f"{unit}_per_second": 4.1e13 / size * chance.uniform(0.96, 1.02)},
             )
             if own % (every * 20) == 0:
                 add("validation", validation_loss=loss() + chance.gauss(0, 0.004))

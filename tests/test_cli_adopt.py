@@ -4,11 +4,12 @@ import json
 import shutil
 
 import pytest
-from transformers import AutoModelForCausalLM, GPTNeoXForCausalLM, ViTForImageClassification
+from transformers import AutoModelForCausalLM, GPTNeoXForCausalLM, ViTForImageClassification, ViTImageProcessorPil
 
 from command import ended, run
 from conftest import relative_error
 from hosts import make_host
+from image_files import class_folder
 from official_files import write_tokenizer
 from tokenformer.adoption import folder as adoption_folder
 from tokenformer.cli.adopt import in_order
@@ -65,16 +66,22 @@ def test_adopted_and_grown_in_one_go_as_json(tmp_path, source, host):
     assert found["parameters_after"] == adopted.num_parameters()
 
 
-def test_a_vision_model_keeps_its_image_processor(tmp_path):
-    make_host("vit").save_pretrained(tmp_path / "host")
-    (tmp_path / "host" / "preprocessor_config.json").write_text("{}")
+def test_a_vision_model_keeps_its_image_processor_and_scores(tmp_path):
+    make_host("vit", num_labels=2).save_pretrained(tmp_path / "host")
+    ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(tmp_path / "host")
     assert run("adopt", tmp_path / "host", tmp_path / "out", "--parts", "ffn, qkv").exit_code == 0
-    assert (tmp_path / "out" / "preprocessor_config.json").exists()
     grown = run("grow", tmp_path / "out", tmp_path / "grown", "--tokens", "*.mlp.fc1=100")
     assert (grown.exit_code, grown.stderr) == (0, "")
-    assert (tmp_path / "grown" / "preprocessor_config.json").exists()
+    assert ["tokens,", "layers.1.mlp.fc1", "86", "100"] in rows_of(grown)
     model = ViTForImageClassification.from_pretrained(tmp_path / "grown")
     assert model.vit.layers[1].mlp.fc1.num_tokens == 100
+    info = run("info", tmp_path / "grown", "tiny32")
+    assert (info.exit_code, info.stderr) == (0, "")
+    assert f"{tmp_path / 'grown'}: an adopted vit; in these layers" in info.stdout
+    photos = class_folder(tmp_path / "photos")
+    scores = [run("eval", tmp_path / name, "--images", photos, "--by-position") for name in ("host", "out", "grown")]
+    assert [(score.exit_code, score.stderr) for score in scores] == [(0, "")] * 3
+    assert len({score.stdout for score in scores}) == 1
 
 
 @pytest.mark.parametrize("method", ["zero", "split", "rotate"])
@@ -88,7 +95,7 @@ def test_an_adopted_folder_grows(tmp_path, source, host, method):
     assert relative_error(sample_output(grown, inputs), sample_output(host, inputs)) < 1e-5
 
 
-def test_info_and_generate_know_an_adopted_folder(tmp_path):
+def test_info_generate_and_eval_know_an_adopted_folder(tmp_path):
     make_host("gpt2", vocab_size=256).save_pretrained(tmp_path / "host")
     run("adopt", tmp_path / "host", tmp_path / "out")
     result = run("info", tmp_path / "out", "tiny")
@@ -100,6 +107,10 @@ def test_info_and_generate_know_an_adopted_folder(tmp_path):
     assert facts["adopted"]["layers"]["h.0.mlp.c_fc"]["num_tokens"] == 86
     written = run("generate", tmp_path / "out", "ab", "--max-new-tokens", 8, "--temperature", 0)
     assert written.exit_code == 0, written.stderr
+    (tmp_path / "text").write_text("abc " * 30)
+    scores = [run("eval", tmp_path / name, "--text", tmp_path / "text") for name in ("host", "out")]
+    assert [(score.exit_code, score.stderr) for score in scores] == [(0, "")] * 2
+    assert scores[0].stdout == scores[1].stdout
     ended(run("generate", tmp_path / "host", "ab"), 2, "holds a gpt2 model", "tokenformer adopt makes it one")
 
 

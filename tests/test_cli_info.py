@@ -5,8 +5,8 @@ import json
 import pytest
 
 from command import ended, run
-from conftest import make_tiny
-from tokenformer import PRESETS, TokenFormerConfig, cost, grow
+from conftest import make_tiny, make_tiny_vision
+from tokenformer import PRESETS, VISION_PRESETS, TokenFormerConfig, TokenFormerVisionConfig, cost, grow
 from tokenformer.cli.summary import short
 from tokenformer.growth.folder import taus
 from tokenformer.pattention import pattention_layers
@@ -102,3 +102,51 @@ def test_refusals(tmp_path):
     ended(run("info", tmp_path), 1, "config.json cannot be read", "hidden_size")
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     ended(run("info", tmp_path), 2, "holds a llama model")
+
+
+def test_presets_of_images_have_a_table_of_their_own():
+    lines = [line.split() for line in run("info").stdout.splitlines() if line.strip()]
+    rows = {line[0]: line[1:] for line in lines}
+    assert VISION_PRESETS.keys() <= rows.keys()
+    config = TokenFormerVisionConfig.preset("b16")
+    assert rows["b16"] == [
+        "109M",
+        "107M",
+        "728/728/2912",
+        "224",
+        "197",
+        short(cost.forward_flops_per_image(config)),
+        short(cost.training_flops_per_image(config)),
+        short(cost.training_memory(config, 1).total, "B"),
+        f"{cost.image_flops_ratio(config):.3f}",
+    ]
+    assert "124m" not in run("info", "--image-size", 64).stdout
+    assert "b16" not in run("info", "--length", 64).stdout
+
+
+def test_json_of_images(tmp_path):
+    peer = cost.equal_vit(TokenFormerVisionConfig.preset("b16"))
+    peer.save_pretrained(tmp_path)
+    found = json.loads(run("info", "b16", tmp_path, "--image-size", 384, "--json").stdout)
+    config = TokenFormerVisionConfig.preset("b16")
+    assert found["b16"]["model_type"] == "tokenformer_vision"
+    assert (found["b16"]["image_size"], found["b16"]["length"]) == (384, 577)
+    assert found["b16"]["training_flops_per_image"] == cost.training_flops_per_image(config, 384)
+    assert found["b16"]["equal_vit_flops_ratio"] == cost.image_flops_ratio(config, 384)
+    assert found[str(tmp_path)]["parameters"]["total"] == cost.parameters(peer).total
+    assert not {"tokens", "equal_vit_flops_ratio", "tau"} & found[str(tmp_path)].keys()
+
+
+def test_a_folder_of_images(tmp_path):
+    grow(make_tiny_vision(), 2, method="split").save_pretrained(tmp_path)
+    result = run("info", tmp_path, "tiny32", "124m")
+    assert (result.exit_code, result.stderr) == (0, "")
+    steps = "split (seed 0): 48/48/192 -> 96/96/384"
+    assert f"{tmp_path}: tau qkv 9.798, out 9.798, ffn 19.6; {steps}" in result.stdout.splitlines()
+
+
+def test_options_of_the_other_kind_are_refused():
+    ended(run("info", "b16", "--length", 9), 2, "b16 takes images", "give --image-size")
+    ended(run("info", "124m", "--image-size", 9), 2, "124m is a language model", "give --length")
+    ended(run("info", "b16", "--image-size", 9), 2, "image_size=9 was given; a patch has 16 pixels")
+    ended(run("info", "b17"), 2, "neither a preset nor a folder; did you mean 'b16'?")

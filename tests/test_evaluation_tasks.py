@@ -221,8 +221,8 @@ def test_mistakes_in_the_request(tmp_path, data, folder, monkeypatch):
     text = tmp_path / "text.txt"
     text.write_text("some text")
     piqa = ("eval", folder, "--tasks", "piqa", "--data", data)
-    ended(run("eval", folder), 2, "neither of --text and --tasks given; give one of them")
-    ended(run("eval", folder, "--tasks", "piqa", "--text", text), 2, "both of --text and --tasks given")
+    ended(run("eval", folder), 2, "none of --text, --tasks, --images were given; give one of them")
+    ended(run("eval", folder, "--tasks", "piqa", "--text", text), 2, "2 of --text, --tasks, --images were given")
     ended(run("eval", folder, "--text", text, "--limit", 3), 2, "--limit was given, which goes with --tasks")
     ended(run("eval", folder, "--text", text, "--data", data), 2, "--data was given, which goes with --tasks")
     ended(run(*piqa, "--stride", 3), 2, "--stride was given, which goes with --text")

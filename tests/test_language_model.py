@@ -45,12 +45,15 @@ def test_a_program_that_does_not_import_tokenformer_can_load_it(tiny, ids, tmp_p
         "import sys, torch; from transformers import AutoModelForCausalLM;"
         "assert not any(name.startswith('tokenformer') for name in sys.modules);"
         f"model = AutoModelForCausalLM.from_pretrained({str(tmp_path / 'model')!r}, trust_remote_code=True);"
-        f"torch.save(model(torch.tensor({ids.tolist()})).logits, {str(tmp_path / 'logits.pt')!r})"
+        f"torch.save(model(torch.tensor({ids.tolist()})).logits, {str(tmp_path / 'logits.pt')!r});"
+        f"model.save_pretrained({str(tmp_path / 'again')!r})"
     )
     environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "cache")}
     run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert torch.equal(torch.load(tmp_path / "logits.pt", weights_only=True), tiny(ids).logits)
+    folders = [{path.name for path in (tmp_path / name).iterdir()} for name in ("model", "again")]
+    assert folders[0] == folders[1]
 
 
 @pytest.mark.parametrize("method", ["zero", "split"])

@@ -66,10 +66,10 @@ def test_a_run_is_read_whole(ladder):
     assert second.growth.method == "split"
     assert second.growth.loss_before == pytest.approx(first.loss) == pytest.approx(second.growth.loss_after)
     assert third.parameters == 757_123_456
-    assert third.tokens == 400 * 524_288
-    assert third.flops == pytest.approx(6 * third.parameters * third.tokens)
-    assert sum(stage.tokens for stage in read.stages) == read.last[3].tokens
-    assert second.tokens_per_second == pytest.approx(4.1e13 / second.parameters, rel=0.05)
+    assert third.seen == 400 * 524_288
+    assert third.flops == pytest.approx(6 * third.parameters * third.seen)
+    assert sum(stage.seen for stage in read.stages) == read.last[3].seen
+    assert second.per_second == pytest.approx(4.1e13 / second.parameters, rel=0.05)
 
 
 def test_the_validation_curve_has_both_sides_of_a_growth_step(tmp_path):
@@ -129,7 +129,7 @@ def test_the_table_of_stages(ladder, tmp_path, no_pictures):
     second, loss = rows[2], f"{stages[0].loss:.3f}"
     assert second[:5] == ["2", "split", "354,127,872", "210M", "446 PFLOPs"]
     assert second[5:7] == [loss, loss]
-    assert second[7:] == [f"{stages[1].loss:.3f}", f"{stages[1].tokens_per_second:,.0f}"]
+    assert second[7:] == [f"{stages[1].loss:.3f}", f"{stages[1].per_second:,.0f}"]
     assert rows[1][5:7] == ["–", "–"]
     assert rows[4][3:5] == ["629M", "1.55 EFLOPs"]
     assert f"<pre>{RECIPE}</pre>" in page
@@ -175,6 +175,36 @@ def test_pictures_of_the_promised_kind(tmp_path):
             assert head.startswith(b"\x89PNG")
             assert struct.unpack(">II", head[16:]) == (1600, 960)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == NAMES
+
+
+def test_a_run_of_images_has_accuracies(tmp_path, no_pictures):
+    folder = write_run(tmp_path / "classifier", steps=200, unit="images")
+    read = load_run(folder)
+    last = read.stages[-1]
+    assert (read.unit, last.seen, read.unreadable) == ("images", 200 * 524_288, 0)
+    assert [last.accuracy, last.averaged_loss, last.averaged_accuracy] == pytest.approx(
+        [0.1 * last.loss, 0.9 * last.loss, 0.11 * last.loss]
+    )
+    written = write_report([read], tmp_path / "out")
+    assert [path.name for path in written] == ["report.html", "loss-vs-compute.png", "loss-vs-images.png"]
+    page = written[0].read_text()
+    assert "tokens" not in page[: page.index("<pre>")]
+    section = page[page.index("<section") :]
+    assert "<th>val.<br>accuracy</th><th>val. loss,<br>averaged</th><th>accuracy,<br>averaged</th>" in section
+    rows = [cells(row) for row in re.findall(r"<tr>(.*?)</tr>", section)]
+    assert rows[3][9:] == [f"{x:.3f}" for x in (last.accuracy, last.averaged_loss, last.averaged_accuracy)]
+    data = data_of(page)
+    (drawn,) = data["runs"]
+    assert (data["axes"][1]["title"], data["loss_label"]) == ("training images, millions", "loss, nats per image")
+    assert drawn["accuracy"][-1][2] == pytest.approx(last.accuracy, rel=1e-4)
+    assert [point[:2] for point in drawn["accuracy"]] == [point[:2] for point in drawn["validation"]]
+    overview = page[page.index('id="runs"') : page.index('id="controls"')]
+    assert f"<td>{last.accuracy:.3f}</td>" in overview
+
+
+def test_text_and_images_are_not_drawn_together(tmp_path):
+    folders = [write_run(tmp_path / unit, steps=100, unit=unit) for unit in ("tokens", "images")]
+    ended(run("report", *folders), 2, "tokens counts tokens and images images, whose losses do not compare")
 
 
 def test_a_report_is_replaced_and_a_foreign_file_is_not(ladder, tmp_path, no_pictures):

@@ -1,25 +1,27 @@
 """Recipes: defaults < file < command line, and a one-line error that names the nearest key for every mistake."""
 
+import dataclasses
 import os
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
+from conftest import make_tiny
 from tokenformer import BadFileError, BadRequestError
 from tokenformer.cli import app
 from tokenformer.training import load_recipe
-from tokenformer.training.dry_run import vocabulary
 from tokenformer.training.ladder import build_ladder
-from tokenformer.training.setup import first_config, tokens_per_step
-from training_runs import write_recipe
+from tokenformer.training.setup import first_config, local_batch, samples_per_step
+from training_runs import write_image_recipe, write_recipe
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.yaml"))
 
 
 def ladder_of(recipe):
-    return build_ladder(recipe, first_config(recipe, vocabulary(recipe)), tokens_per_step(recipe, 1))
+    return build_ladder(recipe, first_config(recipe, recipe.task.foresee(epochs=False)), samples_per_step(recipe, 1))
 
 
 def test_defaults_recipe_command_line(tmp_path):
@@ -31,14 +33,23 @@ def test_defaults_recipe_command_line(tmp_path):
     assert recipe.training["learning_rate"] == 1e-4
     assert recipe.data.block_length == 64
     assert recipe.growth.stages[1].steps == 5
-    assert recipe.growth.method == "split"
+    assert ladder_of(recipe).stages[1].growth.method == "rotate"
     assert recipe.name == "recipe"
+
+
+def test_a_ladder_of_another_kind_grows_by_split(tmp_path):
+    recipe = load_recipe(write_recipe(tmp_path), ["model.pattention_kind=softmax"])
+    assert ladder_of(recipe).stages[1].growth.method == "split"
 
 
 def test_the_resolved_recipe_is_a_recipe(tmp_path):
     recipe = load_recipe(write_recipe(tmp_path))
     (tmp_path / "resolved.yaml").write_text(recipe.to_yaml())
     assert load_recipe(tmp_path / "resolved.yaml").to_yaml() == recipe.to_yaml()
+    images = load_recipe(write_image_recipe(tmp_path), ["data.augment.crop_scale=[0.2, 1]"])
+    assert images.data.augment.crop_scale == [0.2, 1]
+    (tmp_path / "resolved.yaml").write_text(images.to_yaml())
+    assert load_recipe(tmp_path / "resolved.yaml") == dataclasses.replace(images, name="recipe")
 
 
 @pytest.mark.parametrize(
@@ -77,12 +88,102 @@ def test_the_resolved_recipe_is_a_recipe(tmp_path):
         (["--learning-rate"], r"'--learning-rate' is not an override; write section.key=value"),
         (["learning_rate"], r"'learning_rate' is not an override"),
         (["model=3"], r"model is 3; a section is a list of keys and values"),
+        (["training.ema=1"], r"training.ema is 1; a decay above 0 and below 1 is needed, as 0.9998"),
+        (["training.ema=yes"], r"training.ema is True; a decay above 0"),
+        (["training.layer_decay=0"], r"training.layer_decay is 0; above 0 and at most 1 is needed"),
+        (
+            ["data.size=3"],
+            r"data: 'size' is for an image recipe, and this is a text recipe \(data.images is not given\)",
+        ),
+        (["model.patch_size=3"], r"model: 'patch_size' is for an image recipe, and this is a text recipe"),
+        (["training.validation_images=3"], r"training: 'validation_images' is for an image recipe, .* 'validation_blo"),
+        (
+            ["growth.stages=[{epochs: 3}]"],
+            r"growth.stages\[0\]: 'epochs' is for an image recipe, .*; choose one of steps",
+        ),
     ],
 )
 def test_mistakes(tmp_path, overrides, message):
     with pytest.raises(BadRequestError, match=message) as error:
         load_recipe(write_recipe(tmp_path), overrides)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["data.block_length=3"],
+            r"data: 'block_length' is for a text recipe, and this is an image recipe \(data.images",
+        ),
+        (["data.train=x"], r"data: 'train' is for a text recipe, and this is an image recipe .*; choose one of images"),
+        (["data.augment.flp=0.5"], r"data.augment: 'flp' is not known; did you mean 'flip'\?"),
+        (["data.augment.flip=often"], r"data.augment.flip is 'often'; float is needed"),
+        (["data.augment=3"], r"augment is 3; a list of keys and values is needed"),
+        (["data.sizes=3"], r"data: 'sizes' is not known; did you mean 'size'\?"),
+        (["model.vocab_size=3"], r"model: 'vocab_size' is for a text recipe, and this is an image recipe"),
+        (["model.patchsize=3"], r"model: 'patchsize' is not known; did you mean 'patch_size'\?"),
+        (
+            ["training.validation_blocks=3"],
+            r"'validation_blocks' is for a text recipe, .*; did you mean 'validation_im",
+        ),
+        (["training.validation_images=0"], r"training.validation_images is 0; a whole number of at least 1 is needed"),
+        (
+            ["training.label_smoothing_factor=0.1"],
+            r"training.label_smoothing_factor .*; use data.augment.label_smoothing",
+        ),
+        (
+            ["growth.stages=[{tokens: 3}]"],
+            r"growth.stages\[0\]: 'tokens' is for a text recipe, .*; choose one of steps, i",
+        ),
+        (["growth.stages=[{images: 3, epochs: 3}]"], r"needs a budget: one of steps, images and epochs"),
+    ],
+)
+def test_mistakes_in_a_recipe_of_images(tmp_path, overrides, message):
+    with pytest.raises(BadRequestError, match=message) as error:
+        load_recipe(write_image_recipe(tmp_path), overrides)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["training.global_batch=7"], r"a batch of 7 was given; mixup and cutmix pair images"),
+        (["data.augment.flip=2"], r"augment.flip=2 was given; a probability is between 0 and 1"),
+        (["data.size=9"], r"model: image_size=9 does not divide into patches of 4 pixels"),
+        (["model.image_size=16"], r"data.size is 8; the model takes 16 \(model.image_size\)"),
+        (["model.num_labels=9", "growth.stages=[{epochs: 1}]"], r"model.num_labels is 9; the images have 10 classes"),
+        (["model.num_labels=9", "data.class_names=[a, b]"], r"model.num_labels is 9; the images have 2 classes"),
+    ],
+)
+def test_mistakes_of_images_that_are_found_before_training(tmp_path, overrides, message):
+    result = CliRunner().invoke(app, ["train", str(write_image_recipe(tmp_path)), *overrides, "--dry-run"])
+    assert result.exit_code == 2
+    assert re.search(message, result.output), result.output
+
+
+def test_the_batch_of_each_process_must_be_even_to_be_mixed(tmp_path):
+    recipe = load_recipe(write_image_recipe(tmp_path, training={"global_batch": 6}))
+    recipe.task.check(recipe.training, local_batch(recipe, 1))
+    recipe.task.check(recipe.training, local_batch(recipe, 3))
+    with pytest.raises(BadRequestError, match="a batch of 3 was given"):
+        recipe.task.check(recipe.training, local_batch(recipe, 2))
+
+
+def test_what_follows_from_the_images(tmp_path):
+    """Size, channels and classes, whatever a preset says; the model section decides the rest."""
+    recipe = load_recipe(write_image_recipe(tmp_path), ["model={preset: tiny32, patch_size: 2}"])
+    config = first_config(recipe, recipe.task.foresee(epochs=True))
+    assert (config.image_size, config.num_channels, config.patch_size, config.num_labels) == (8, 1, 2, 10)
+    assert config.id2label[7] == "7"
+    assert config.problem_type == "single_label_classification"
+
+
+def test_a_checkpoint_of_the_other_kind_is_refused(tmp_path):
+    make_tiny().save_pretrained(tmp_path / "language")
+    recipe = load_recipe(write_image_recipe(tmp_path), [f"model.checkpoint={tmp_path / 'language'}"])
+    with pytest.raises(BadRequestError, match="holds a tokenformer model, and a tokenformer_vision is needed"):
+        first_config(recipe, None)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +220,8 @@ def test_files_that_are_not_recipes(tmp_path):
 def test_every_recipe_can_be_dry_run(path):
     result = CliRunner(env={**os.environ, "COLUMNS": "120"}).invoke(app, ["train", str(path), "--dry-run"])
     assert result.exit_code == 0, result.output
-    for words in ("parameters", "FLOPs a token", "tokens a step", "compute", "memory", "steps"):
+    counted = ("FLOPs an image", "images a step") if "vit_" in path.name else ("FLOPs a token", "tokens a step")
+    for words in ("parameters", *counted, "compute", "memory", "steps"):
         assert words in result.output
     resolved = yaml.safe_load(result.output.split("stage 1 of")[0])
     assert set(resolved) == {"name", "model", "data", "training", "growth"}
@@ -131,8 +233,26 @@ def test_the_papers_ladder_has_the_papers_sizes():
     ladder = ladder_of(recipe)
     millions = [stage.parameters / 1e6 for stage in ladder.stages]
     assert millions == pytest.approx([124, 354, 757, 1400], rel=0.02)
-    assert ladder.tokens_per_step == 512 * 1024
+    assert (ladder.unit, ladder.units_per_step) == ("tokens", 512 * 1024)
     assert ladder.stages[0].steps == round(300e9 / (512 * 1024))
+
+
+@pytest.mark.parametrize(("name", "millions", "epochs"), [("b16", 109, 300), ("l16", 407, 200)])
+def test_the_papers_classifiers_are_trained_as_maes_are_from_scratch(name, millions, epochs):
+    (path,) = (p for p in RECIPES if p.name == f"vit_imagenet_{name}.yaml")
+    recipe = load_recipe(path)
+    ladder = ladder_of(recipe)
+    assert ladder.stages[0].parameters / 1e6 == pytest.approx(millions, rel=0.02)
+    assert ladder.units_per_step == 4096
+    assert ladder.stages[0].end * 4096 == pytest.approx(epochs * 1_281_167, rel=1e-4)
+    assert ladder.recipe.warmup_steps == pytest.approx(20 * 1_281_167 / 4096, abs=1)
+    assert recipe.training["learning_rate"] * ladder.learning_rate(6255) == pytest.approx(1e-4 * 4096 / 256)
+    assert ladder.learning_rate(ladder.stages[0].end) == 0
+    assert (recipe.training["weight_decay"], recipe.training["adam_beta2"], recipe.training["ema"]) == (
+        0.3,
+        0.95,
+        0.9999,
+    )
 
 
 def test_the_command_says_one_line_about_a_mistake(tmp_path):

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tokenformer import grow
-from tokenformer.training.run import GrowthRiseError
+from tokenformer.training.measure import GrowthRiseError
 from training_runs import metrics, run, weights, write_recipe
 
 
@@ -141,7 +141,7 @@ def test_each_stage_its_own_cosine(tmp_path):
     assert rates[12] == pytest.approx(3e-3)
 
 
-@pytest.mark.parametrize("method", ["zero", "split"])
+@pytest.mark.parametrize("method", ["zero", "split", "rotate"])
 def test_training_only_new_tokens_moves_no_old_one(tmp_path, method):
     stages = [{"steps": 6}, {"factor": 2, "steps": 6, "trains": "new", "method": method}]
     run(write_recipe(tmp_path, growth={"stages": stages}), tmp_path / "run")
@@ -189,7 +189,7 @@ def test_exact_growth_that_is_felt_stops_the_run(tmp_path, monkeypatch):
     from tokenformer.growth import layer
 
     monkeypatch.setattr(layer, "grown_tau", lambda tau, kind, step, method: tau / 100)
-    with pytest.raises(GrowthRiseError, match=r"rose from .* when the model grew into stage 2 by split"):
+    with pytest.raises(GrowthRiseError, match=r"rose from .* when the model grew into stage 2 by rotate"):
         run(write_recipe(tmp_path), tmp_path / "run")
     assert (tmp_path / "run" / "stage-1" / "result.json").exists()
 

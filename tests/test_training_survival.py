@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -11,7 +10,6 @@ import sys
 import time
 
 import pytest
-import torch
 
 from tokenformer import BadFileError, BadRequestError
 from tokenformer.errors import BadResultError
@@ -20,7 +18,7 @@ from tokenformer.training import run as run_module
 from tokenformer.training import trainer as trainer_module
 from tokenformer.training.checkpoint import checkpoints, last_good, verify
 from tokenformer.training.trainer import LadderTrainer, NotFiniteError
-from training_runs import metrics, run, run_in_child, weights, write_recipe
+from training_runs import assert_equal, assert_same, kill_at, kill_often, run, run_in_child, weights, write_recipe
 
 
 @pytest.fixture(scope="module")
@@ -34,46 +32,10 @@ def uninterrupted(tmp_path_factory):
     return recipe, folder / "run", time.perf_counter() - start
 
 
-def assert_same(out, reference):
-    for stage in (1, 2, 3):
-        ours, theirs = weights(out, stage), weights(reference, stage)
-        assert ours.keys() == theirs.keys()
-        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    assert metrics(out) == metrics(reference)
-    assert not list(out.rglob("*.partial*"))
-
-
 def test_killed_at_twenty_random_moments(uninterrupted, tmp_path):
     """Bit by bit the weights, and line by line the metrics, of a run that was left alone."""
     recipe, reference, seconds = uninterrupted
-    moments = random.Random(0)
-    kills = rounds = 0
-    while kills < 20:
-        out = tmp_path / f"run-{rounds}"
-        code = None
-        while code != 0:
-            # Once there have been enough, let the run come to its end.
-            code = run_in_child(recipe, out, kill_after=moments.uniform(0, seconds) if kills < 20 else None)
-            assert code in (0, -signal.SIGKILL)
-            kills += code != 0
-        assert_same(out, reference)
-        rounds += 1
-
-
-def kill_at(module, name, call):
-    """In a child: die just before the `call`-th call of a function."""
-
-    def before():
-        original, calls = getattr(module, name), iter(range(1, 10**6))
-
-        def dying(*args, **kwargs):
-            if next(calls) == call:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return original(*args, **kwargs)
-
-        setattr(module, name, dying)
-
-    return before
+    kill_often(recipe, tmp_path, reference, seconds, kills=20)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +46,7 @@ def kill_at(module, name, call):
         (checkpoints_module, "_sync", (3, 30)),  # half-way to the disk
         (run_module, "grow_checkpoint", (1, 2)),
         (run_module, "_write_json", (1, 2, 3, 5)),  # between a stage's model and the note that it is done
-        (run_module, "_check_growth", (1, 2)),
+        (run_module, "_measure_growth", (1, 2)),
     ],
 )
 def test_killed_at_the_worst_moments(uninterrupted, tmp_path, module, name, calls):
@@ -187,14 +149,17 @@ def test_a_second_process_on_the_same_run(uninterrupted, tmp_path):
     recipe, _, _ = uninterrupted
     out = tmp_path / "run"
     out.mkdir()
-    import fcntl
-
-    with (out / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    holds = (
+        "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX); print(); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", holds, str(out / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
         with pytest.raises(
             BadRequestError, match=r"another process is training in .*run; wait for it, or give another"
         ):
             run(recipe, out)
+        other.stdin.close()
 
 
 def test_another_recipe_in_the_same_folder_is_refused(uninterrupted, tmp_path):
@@ -240,8 +205,7 @@ def test_a_signal_saves_and_stops(uninterrupted, tmp_path, number):
     assert run_in_child(recipe, out, before=before) == 128 + number
     assert checkpoints(out / "stage-1")[-1].name == "checkpoint-7"
     assert run_in_child(recipe, out) == 0
-    ours, theirs = weights(out, 3), weights(reference, 3)
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert_equal(weights(out, 3), weights(reference, 3))
 
 
 @pytest.mark.parametrize("clip", [1.0, 0.0])

@@ -11,6 +11,7 @@ import unittest
 from typing import Any
 
 import torch
+from skips import EXPERTS, SKIPPED, OnlyTheseSkip
 from tests import test_fsdp_mixin, test_tensor_parallel_mixin
 from tests.test_configuration_common import ConfigTester
 from tests.test_modeling_common import ModelTesterMixin, ids_tensor
@@ -26,32 +27,12 @@ MODEL_MAPPING_NAMES["tokenformer"] = "TokenFormerModel"
 test_fsdp_mixin.FSDP_DISTRIBUTED_TEST_MODEL_TYPES = None
 test_tensor_parallel_mixin.TP_DISTRIBUTED_TEST_MODEL_TYPES = None
 
-EXPERTS = "is for mixtures of experts; TokenFormer has no experts"
-COMPOSITE = "is for models made of several models; TokenFormer is one"
-CONVERSION = "is for models whose checkpoints are renamed on loading; ours are loaded as they are"
-FP32 = "is for parameters that a list keeps in fp32; our buffers do so themselves (WideBuffers)"
-
-SKIPPED = {
-    "test_attn_implementation_composite_models": COMPOSITE,
-    "test_can_load_from_already_mapped_keys": CONVERSION,
-    "test_can_set_attention_dynamically_composite_model": COMPOSITE,
-    "test_eager_matches_batched_and_grouped_inference_0_fp16": EXPERTS,
-    "test_eager_matches_batched_and_grouped_inference_1_fp32": EXPERTS,
-    "test_eager_matches_batched_and_grouped_inference_2_bf16": EXPERTS,
-    "test_encoder_decoder_loss_no_double_shift": "is for encoder-decoders; TokenFormer is a decoder",
+LANGUAGE_SKIPPED = {
+    **SKIPPED,
     "test_fsdp2_expert_parallel_2d_vs_ddp": EXPERTS,
     "test_fsdp2_expert_parallel_bf16_grads": EXPERTS,
-    "test_generation_tester_mixin_inheritance": "wants tests of generate() that the sdist does not contain",
-    "test_internal_model_config_and_subconfig_are_same": COMPOSITE,
-    "test_keep_in_fp32_modules": FP32,
-    "test_keep_in_fp32_modules_exist": FP32,
-    "test_moe_models_record_router_logits": EXPERTS,
     "test_moe_parallel_plans_shard_experts": EXPERTS,
-    "test_output_router_logits_from_config": EXPERTS,
     "test_resize_position_vector_embeddings": "is for learned positions; ours are rotary",
-    "test_reverse_loading_mapping": CONVERSION,
-    "test_sdpa_can_dispatch_composite_models": COMPOSITE,
-    "test_sliding_window_mask": "is for sliding windows; TokenFormer attends to the whole context",
     "test_tp_generation_quantized": "quantises nn.Linear layers with torchao; ours are Pattentions",
     "test_vision_axial_rope": "is for images; the language model's positions have one axis",
 }
@@ -94,30 +75,19 @@ class ModelTester:
 
 
 class TokenFormerTest(
+    OnlyTheseSkip,
     ModelTesterMixin,
     TrainingTesterMixin,
     test_fsdp_mixin.FSDPTesterMixin,
     test_tensor_parallel_mixin.TensorParallelTesterMixin,
     unittest.TestCase,
 ):
+    skipped = LANGUAGE_SKIPPED
     all_model_classes = (TokenFormerModel, TokenFormerForCausalLM)
     model_tester = ModelTester()
     _torch_compile_train_cls = TokenFormerForCausalLM
     # Else the test of initialisation runs only if the file of the configuration bears a recent copyright.
     test_can_init_all_missing_weights_before_2023 = True
 
-    def setUp(self) -> None:
-        if self._testMethodName in SKIPPED:
-            raise unittest.SkipTest(SKIPPED[self._testMethodName])
-
-    def skipTest(self, reason: str) -> None:  # noqa: N802
-        """Called by a test that finds the model without what it tests: a fault, unless SKIPPED says so."""
-        if torch_device == "cpu":
-            self.fail(f"the test wants to skip itself and is not in SKIPPED: {reason}")
-        super().skipTest(reason)
-
     def test_config(self) -> None:
         ConfigTester(self, config_class=TokenFormerConfig, hidden_size=36).run_common_tests()
-
-    def test_skipped_names_exist(self) -> None:
-        assert [name for name in SKIPPED if not hasattr(self, name)] == []

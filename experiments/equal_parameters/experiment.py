@@ -14,7 +14,7 @@ from typing import Any
 from lab.figures import OURS, THEIRS, draw, legend, plain_ticks
 from lab.models import equal_neox
 from lab.results import final, finished, losses, parameters, write_results
-from lab.sizes import PROBE, RATES, models, scratch, seeded, sweep
+from lab.sizes import PROBE, RATES, models, scratch, seeded, sweep, token_former
 from lab.spec import Run, TokenFormer
 from lab.tables import markdown, number, with_spread
 
@@ -22,6 +22,7 @@ HERE = Path(__file__).parent
 WIDTHS = (64, 96, 128)  # as many tokens as the width: the shape of the paper's models
 PAPER = TokenFormer(64, width=64)  # with the paper's initialisation, of which the trials are changes
 PEER = equal_neox(PAPER)
+OURS_64 = token_former(64, 64)  # with ours: N(0, 0.125)
 VALUES = 2 / (PAPER.layers * PAPER.width**0.5)
 
 
@@ -35,7 +36,7 @@ TRIALS: dict[str, Run] = {
     "keys N(0, 0.1)": scratch(replace(PAPER, keys=5.0), 2e-3),
     "embedding N(0, 0.1)": scratch(replace(changed(initializer_range=0.1), keys=0.2), 2e-3),
     "keys and embedding N(0, 0.1)": scratch(changed(initializer_range=0.1), 2e-3),
-    "keys and embedding N(0, 0.125)": scratch(changed(initializer_range=0.125), 2e-3),
+    "keys and embedding N(0, 0.125)": scratch(OURS_64, 2e-3),
     "keys and embedding N(0, 0.1), rate 4e-3": scratch(changed(initializer_range=0.1), 4e-3),
     "GPT-NeoX: everything N(0, 0.05)": scratch(replace(PEER, init=0.05), 4e-3),
     **{
@@ -50,12 +51,17 @@ TRIALS: dict[str, Run] = {
         )
         for std in (0.02, 0.035, 0.05, 0.08)
     },
-    "values at half the scale": scratch(changed(value_initializer_range=VALUES / 2), 2e-3),
-    "values at twice the scale": scratch(changed(value_initializer_range=VALUES * 2), 2e-3),
-    "tau half as large": scratch(replace(PAPER, tau=0.5), 2e-3),
-    "tau twice as large": scratch(replace(PAPER, tau=2.0), 2e-3),
-    "GeLU before the norm": scratch(replace(PAPER, kind="gelu_l2"), 2e-3),
-    "no weight decay": replace(scratch(PAPER, 2e-3), weight_decay=0.0),
+    **{
+        f"keys and embedding N(0, 0.125), {change}": scratch(model, 2e-3)
+        for change, model in {
+            "values at half the scale": replace(OURS_64, changes=(("value_initializer_range", VALUES / 2),)),
+            "values at twice the scale": replace(OURS_64, changes=(("value_initializer_range", VALUES * 2),)),
+            "tau half as large": replace(OURS_64, tau=0.5),
+            "tau twice as large": replace(OURS_64, tau=2.0),
+            "GeLU before the norm": replace(OURS_64, kind="gelu_l2"),
+        }.items()
+    },
+    "keys and embedding N(0, 0.125), no weight decay": replace(scratch(OURS_64, 2e-3), weight_decay=0.0),
 }
 
 

@@ -7,8 +7,10 @@ enwik8 is read from ../shared/data/enwik8.gz, or from the file that ENWIK8 names
 
 import gzip
 import os
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,6 +63,27 @@ class TrainingBlocks:
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
             self._order = {epoch: torch.randperm(len(self.blocks), generator=generator)}
         return int(self._order[epoch][place])
+
+
+class TextTask:
+    """What is trained on, and what is looked at besides."""
+
+    def __init__(self, text: str, length: int, batch: int, seed: int) -> None:
+        self.text, self.length, self.size = text, length, batch
+        self.blocks = TrainingBlocks(text, length, seed)
+
+    def batch(self, step: int) -> dict[str, Any]:
+        """The blocks of a step."""
+        return _inputs(self.blocks.batch(step, self.size))
+
+    def held_out(self, part: str, count: int) -> Iterator[tuple[int, dict[str, Any]]]:
+        """`count` blocks of the validation or of the test text in batches, each with its size."""
+        for ids in held_out(self.text, part, self.length, count).split(32):
+            yield len(ids), _inputs(ids)
+
+
+def _inputs(ids: Tensor) -> dict[str, Any]:
+    return {"input_ids": ids, "labels": ids, "use_cache": False}
 
 
 def held_out(text: str, part: str, length: int, count: int) -> Tensor:

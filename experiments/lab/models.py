@@ -8,32 +8,49 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.optim import AdamW
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedConfig
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedConfig, ViTConfig, ViTForImageClassification
 
-from tokenformer import TokenFormerConfig, TokenFormerForCausalLM, cost, grow, grow_optimizer, replace_linears
+from tokenformer import (
+    TokenFormerConfig,
+    TokenFormerForCausalLM,
+    TokenFormerForImageClassification,
+    TokenFormerVisionConfig,
+    cost,
+    grow,
+    grow_optimizer,
+    replace_linears,
+)
 from tokenformer.pattention import Pattention, default_tau, pattention_layers
 
 from .net2net import widen
-from .spec import Growth, NeoX, Run, TokenFormer
+from .spec import Growth, NeoX, Run, Shape, TokenFormer, TokenViT, ViT
 
 VOCABULARY = 256
 COMMON = {"vocab_size": VOCABULARY, "tie_word_embeddings": True, "bos_token_id": None, "eos_token_id": None}
+IMAGES = {"image_size": 32, "patch_size": 4, "num_labels": 10}
 
 
-def config_of(shape: TokenFormer | NeoX, context: int = 256) -> PreTrainedConfig:
+def config_of(shape: Shape, context: int = 256) -> PreTrainedConfig:
     """The configuration of a model."""
-    common = {**COMMON, "hidden_size": shape.width, "num_hidden_layers": shape.layers}
-    common |= {"num_attention_heads": shape.heads, "max_position_embeddings": context, "attn_implementation": "sdpa"}
+    common = {"hidden_size": shape.width, "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads}
+    common |= {"initializer_range": shape.init, "attn_implementation": "sdpa"}
+    if isinstance(shape, ViT):
+        return ViTConfig(**common, **IMAGES, intermediate_size=4 * shape.width)
+    text = {**COMMON, "max_position_embeddings": context}
     if isinstance(shape, TokenFormer):
         tokens = {"qkv_tokens": shape.tokens, "out_tokens": shape.tokens, "ffn_tokens": 4 * shape.tokens}
-        fields = {"pattention_kind": shape.kind, "initializer_range": shape.init, **dict(shape.changes)}
-        return TokenFormerConfig(**common, **tokens, **fields)
+        kind = "gelu_l2" if shape.kind == "gelu_l1" else shape.kind
+        fields = {**common, **tokens, "pattention_kind": kind, **dict(shape.changes)}
+        if isinstance(shape, TokenViT):
+            return TokenFormerVisionConfig(**IMAGES, **fields)
+        return TokenFormerConfig(**text, **fields)
     return GPTNeoXConfig(
         **common,
+        **text,
         intermediate_size=shape.ffn or 4 * shape.width,
         use_parallel_residual=False,
-        initializer_range=shape.init,
         rope_parameters={
             "rope_type": "default",
             "rope_theta": 10000.0,
@@ -48,18 +65,30 @@ def rotary_factor(head: int) -> float:
     return (dimensions + 0.01) / head
 
 
-def build(shape: TokenFormer | NeoX, context: int = 256) -> Any:
+def build(shape: Shape, context: int = 256) -> Any:
     """The model, with fresh weights from torch's own random numbers."""
     config = config_of(shape, context)
+    if isinstance(shape, ViT):
+        return ViTForImageClassification(config)
     if isinstance(shape, NeoX):
         model = GPTNeoXForCausalLM(config)
         replace_parts(model, shape.replaced)
         return model
-    model = TokenFormerForCausalLM(config)
+    model = (TokenFormerForImageClassification if isinstance(shape, TokenViT) else TokenFormerForCausalLM)(config)
     for _, layer in pattention_layers(model):
         layer.tau *= shape.tau
         layer.key_tokens.data *= shape.keys
+        if shape.kind == "gelu_l1":
+            layer.__class__ = GeluL1  # which the library has not: the same tokens, computed differently
     return model
+
+
+class GeluL1(Pattention):
+    """GeLU before an L1 norm, with the scale that softmax has: a step of the paper's ablation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = F.gelu(x @ self.key_tokens.mT)  # [..., n]
+        return self.num_tokens * F.normalize(weights, p=1, dim=-1) @ self.value_tokens
 
 
 class SeparateProjections(nn.Module):
@@ -106,6 +135,12 @@ def equal_neox(shape: TokenFormer) -> NeoX:
         # The width must divide into heads; the FFN makes up for the rest.
         peer = replace(peer, ffn=4 * peer.width + round(missing / shape.layers / (2 * peer.width + 1)))
     return peer
+
+
+def equal_vit(shape: TokenViT) -> ViT:
+    """The ViT of the same depth whose parameters are as many, within 2 %."""
+    peer = cost.equal_vit(config_of(shape), heads=shape.heads)
+    return ViT(peer.hidden_size, peer.num_hidden_layers, peer.num_attention_heads)
 
 
 def adamw(model: nn.Module, run: Run) -> AdamW:

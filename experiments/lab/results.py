@@ -17,7 +17,7 @@ from suite import circumstances
 from tokenformer import cost
 
 from .models import config_of
-from .spec import NeoX, Run, TokenFormer
+from .spec import Run, Shape, TokenFormer, TokenViT, ViT
 from .train import result_of
 
 
@@ -33,12 +33,22 @@ def lines(run: Run) -> list[dict[str, Any]]:
 
 
 def final(run: Run, kind: str = "end") -> float | None:
-    """The loss at the end, in nats a byte: on validation text, or on test text (`kind="test"`)."""
+    """The loss at the end, in nats a byte or an image: on validation data, or on test data (`kind="test"`)."""
+    measured = _last(run, kind)
+    return None if measured is None else measured["loss"] if math.isfinite(measured["loss"]) else math.inf
+
+
+def accuracy(run: Run, kind: str = "end") -> float | None:
+    """The share of images that are right at the end."""
+    measured = _last(run, kind)
+    return None if measured is None else measured["accuracy"]
+
+
+def _last(run: Run, kind: str) -> dict[str, Any] | None:
     result = result_of(run.segments()[-1])
     if result is None:
         return None
-    losses = [line["loss"] for line in result["lines"] if line["kind"] == kind]
-    return losses[-1] if losses and math.isfinite(losses[-1]) else math.inf
+    return [line for line in result["lines"] if line["kind"] == kind][-1]
 
 
 def best(runs: Iterable[Run]) -> Run | None:
@@ -47,9 +57,9 @@ def best(runs: Iterable[Run]) -> Run | None:
     return None if None in losses.values() else min(losses, key=lambda run: losses[run] or math.inf)
 
 
-def shape_at(run: Run, step: int) -> TokenFormer | NeoX:
+def shape_at(run: Run, step: int) -> Any:
     """The model that makes a step."""
-    shape = run.model
+    shape: Any = run.model
     for growth in run.growths:
         if growth.step <= step:
             if isinstance(shape, TokenFormer):
@@ -68,17 +78,20 @@ def flops(run: Run, step: int | None = None, since: int = 0) -> float:
     """Training FLOPs of the steps from `since` up to `step`, all steps without it, by the cost model."""
     step = run.steps if step is None else step
     cuts = sorted({since, step, *(g.step for g in run.growths if since < g.step < step)})
-    tokens = run.batch * run.context
-    return sum(
-        (end - start) * tokens * cost.training_flops_per_token(config_of(shape_at(run, start)), run.context)
-        for start, end in pairwise(cuts)
-    )
+    return sum((end - start) * run.batch * _flops_of_sample(shape_at(run, start), run) for start, end in pairwise(cuts))
 
 
-def curve(run: Run, kind: str = "validation") -> tuple[list[float], list[float]]:
-    """FLOPs and losses along a run."""
-    points = [(flops(run, line["step"]), line["loss"]) for line in lines(run) if line["kind"] == kind]
-    return [at for at, _ in points], [loss for _, loss in points]
+def _flops_of_sample(shape: Shape, run: Run) -> int:
+    """Of training on a block of text or on an image."""
+    if isinstance(shape, TokenViT | ViT):
+        return cost.training_flops_per_image(config_of(shape))
+    return run.context * cost.training_flops_per_token(config_of(shape), run.context)
+
+
+def curve(run: Run, kind: str = "validation", value: str = "loss") -> tuple[list[float], list[float]]:
+    """FLOPs and losses, or another value, along a run."""
+    points = [(flops(run, line["step"]), line[value]) for line in lines(run) if line["kind"] == kind]
+    return [at for at, _ in points], [measured for _, measured in points]
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
@@ -94,6 +107,11 @@ def losses(runs: Sequence[Run]) -> dict[str, Any]:
         "validation": spread([final(run) or 0.0 for run in runs]),
         "test": spread([final(run, "test") or 0.0 for run in runs]),
     }
+
+
+def accuracies(runs: Sequence[Run], kind: str = "end") -> dict[str, Any]:
+    """The accuracies of finished runs that differ in the seed."""
+    return spread([accuracy(run, kind) or 0.0 for run in runs])
 
 
 def finished(runs: Iterable[Run]) -> list[Run]:
@@ -123,4 +141,9 @@ def write_results(folder: Path, findings: dict[str, Any], runs: Iterable[Run]) -
 
 def made_by(name: str, threads: int = 1) -> dict[str, Any]:
     """The command, the code and the machine behind results. Training runs have one thread each."""
-    return {**circumstances(), "command": f"make experiment NAME={name}", "threads": threads, "loss": "nats a byte"}
+    return {
+        **circumstances(),
+        "command": f"make experiment NAME={name}",
+        "threads": threads,
+        "loss": "nats a byte or an image",
+    }

@@ -4,7 +4,7 @@
 projection, at width 128; the FFN has four times as many.
 """
 
-from dataclasses import replace
+from dataclasses import asdict
 from functools import cache
 from typing import Any
 
@@ -18,8 +18,10 @@ SIZES = (32, 64, 128, 256)  # 0.26, 0.52, 1.05 and 2.1 million parameters withou
 STEPS = 2000
 RATES = {TokenFormer: (1e-3, 2e-3, 4e-3), NeoX: (2e-3, 4e-3, 8e-3)}
 SEEDS = (0, 1, 2)
-SMALL = 700_000  # parameters up to which every rate is tried to the end, and the best trained with every seed
-NEOX_INIT = 0.05  # better than transformers' 0.02 at the smallest size: see the trials of equal_parameters
+TINY, SMALL = (
+    400_000,
+    700_000,
+)  # parameters up to which every rate is tried to the end; the best trained with every seed
 PROBE = 600  # steps that every rate is tried for at the larger sizes
 
 
@@ -28,27 +30,32 @@ def token_former(tokens: int, width: int = 128, **more: Any) -> TokenFormer:
     return TokenFormer(tokens, width=width, init=width**-0.5, **more)
 
 
+def neox(width: int, **more: Any) -> NeoX:
+    """A GPT-NeoX with an initialisation as wide as ours: better than transformers' 0.02, see equal_parameters."""
+    return NeoX(**{**more, "width": width, "init": width**-0.5})
+
+
 def models(tokens: int, width: int = 128) -> tuple[TokenFormer, NeoX]:
     """The two models of a size."""
     ours = token_former(tokens, width)
-    return ours, replace(equal_neox(ours), init=NEOX_INIT)
+    return ours, neox(**asdict(equal_neox(ours)))
 
 
 @cache
-def is_small(model: TokenFormer | NeoX) -> bool:
-    """Whether it is one of the small sizes."""
-    return cost.parameters(config_of(model)).total < SMALL
+def has_fewer(model: TokenFormer | NeoX, parameters: int) -> bool:
+    """Whether it is smaller than that."""
+    return cost.parameters(config_of(model)).total < parameters
 
 
 def scratch(model: TokenFormer | NeoX, lr: float, seed: int = 0) -> Run:
     """Training from random weights."""
-    return Run(model, lr, STEPS, seed, marks=() if is_small(model) else (Run(model, lr, PROBE).decay_start,))
+    return Run(model, lr, STEPS, seed, marks=() if has_fewer(model, TINY) else (Run(model, lr, PROBE).decay_start,))
 
 
 def sweep(model: TokenFormer | NeoX) -> list[Run]:
-    """Every rate, with the first seed: to the end for the small sizes, for PROBE steps for the others."""
+    """Every rate, with the first seed: to the end for the smallest sizes, for PROBE steps for the others."""
     rates = RATES[type(model)]
-    return [scratch(model, rate) if is_small(model) else Run(model, rate, PROBE) for rate in rates]
+    return [scratch(model, rate) if has_fewer(model, TINY) else Run(model, rate, PROBE) for rate in rates]
 
 
 def rate_of(model: TokenFormer | NeoX) -> float | None:
@@ -60,4 +67,5 @@ def rate_of(model: TokenFormer | NeoX) -> float | None:
 def seeded(model: TokenFormer | NeoX) -> list[Run]:
     """Training from scratch at the best rate, with every seed for the small sizes; empty as long as it is not known."""
     rate = rate_of(model)
-    return [] if rate is None else [scratch(model, rate, seed) for seed in (SEEDS if is_small(model) else SEEDS[:1])]
+    seeds = SEEDS if has_fewer(model, SMALL) else SEEDS[:1]
+    return [] if rate is None else [scratch(model, rate, seed) for seed in seeds]

@@ -41,6 +41,24 @@ class NeoX:
 
 
 @dataclass(frozen=True)
+class TokenViT(TokenFormer):
+    """A TokenFormer for images of 32 pixels, in patches of 4."""
+
+
+@dataclass(frozen=True)
+class ViT:
+    """A ViT for the same images."""
+
+    width: int
+    layers: int = 4
+    heads: int = 4
+    init: float = 0.02  # standard deviation of new weights
+
+
+Shape = TokenFormer | NeoX | ViT
+
+
+@dataclass(frozen=True)
 class Growth:
     """One growth step: before the training step `step` is made."""
 
@@ -57,12 +75,12 @@ class Growth:
 class Run:
     """One training run. `decay` is the part of its steps over which wsd lowers the rate to 0."""
 
-    model: TokenFormer | NeoX
+    model: Shape
     lr: float
     steps: int
     seed: int = 0
     growths: tuple[Growth, ...] = ()
-    text: str = "enwik8"
+    text: str = "enwik8"  # or python; of images: cifar10
     schedule: str = "wsd"  # or cosine: one warm-up and one cosine to a tenth for every size
     warmup: int = 100
     decay: float = 0.2

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-BLOCK = re.compile(r"<!-- table: (\w+) (\w+) -->\n(.*?)<!-- end -->", re.DOTALL)
+BLOCK = re.compile(r"<!-- table: ([\w-]+) (\w+) -->\n(.*?)<!-- end -->", re.DOTALL)
 ROOT = Path(__file__).parents[2]
 
 
@@ -29,6 +29,12 @@ def with_spread(found: dict[str, Any] | None, digits: int = 3) -> str:
         return "-"
     deviation = f" ± {found['deviation']:.{digits}f}" if found["deviation"] is not None else ""
     return f"{found['mean']:.{digits}f}{deviation}"
+
+
+def percent(found: dict[str, Any]) -> str:
+    """A mean share and its standard deviation, in percent."""
+    deviation = f" ± {100 * found['deviation']:.1f}" if found["deviation"] is not None else ""
+    return f"{100 * found['mean']:.1f}{deviation} %"
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -26,9 +26,10 @@ from torch.nn.utils import clip_grad_norm_
 from tokenformer.files import replace_file
 from tokenformer.training.frozen import FrozenRows
 
-from .data import TrainingBlocks, held_out
+from .data import TextTask
+from .images import ImageTask
 from .models import adamw, build, grow_both, set_tau, tau_targets
-from .spec import Growth, NeoX, Run, Segment, TokenFormer
+from .spec import Growth, NeoX, Run, Segment, TokenFormer, TokenViT, ViT
 
 STORE = Path(os.environ.get("LAB", Path(__file__).parents[2] / "runs" / "lab"))
 LOG_STEPS, VALIDATION_STEPS, SAVE_STEPS = 50, 100, 100
@@ -78,7 +79,7 @@ class Training:
         for growth in self.run.growths:
             if growth.step < segment.start:
                 self._grow(growth)
-        self.blocks = TrainingBlocks(self.run.text, self.run.context, self.run.seed)
+        self.task = task_of(self.run)
         growth = next((growth for growth in self.run.growths if growth.step == segment.start), None)
         part = self.folder / "part.pt"
         if part.exists():  # saved after the growth with which the segment starts
@@ -91,7 +92,7 @@ class Training:
                 self._load(folder_of(segment.before) / "state.pt")
             if growth is not None:
                 self._grow(growth)
-                self.measure("growth", self.validate("validation", SOME))
+                self.measure("growth", **self.validate("validation", SOME))
         frozen = self.growth is not None and self.growth.trains == "new"
         self.frozen = FrozenRows(self.model, self.model.last_growth) if frozen else None
         ramp = self.growth is not None and self.growth.tau_steps and self.growth.step == segment.start
@@ -122,15 +123,19 @@ class Training:
         self.lines.append({"kind": kind, "step": self.step, "loss": loss, **more})
 
     @torch.no_grad()
-    def validate(self, part: str, count: int) -> float:
-        """Nats a byte on blocks that are not trained on."""
+    def validate(self, part: str, count: int) -> dict[str, float]:
+        """The loss on what is not trained on: nats a byte, or nats an image, and then also how many are right."""
         self.model.eval()
-        losses = [
-            self.model(input_ids=ids, labels=ids, use_cache=False).loss.item() * len(ids)
-            for ids in held_out(self.run.text, part, self.run.context, count).split(32)
-        ]
+        sums: dict[str, float] = {}
+        total = 0
+        for size, inputs in self.task.held_out(part, count):
+            output, total = self.model(**inputs), total + size
+            found = {"loss": output.loss.item() * size}
+            if "pixel_values" in inputs:
+                found["accuracy"] = (output.logits.argmax(-1) == inputs["labels"]).sum().item()
+            sums = {key: sums.get(key, 0.0) + value for key, value in found.items()}
         self.model.train()
-        return sum(losses) / count
+        return {key: value / total for key, value in sums.items()}
 
     def make_step(self) -> tuple[Tensor, Tensor]:
         """One step of the optimizer. Returns the loss and the norm of the gradient before it was clipped."""
@@ -138,8 +143,7 @@ class Training:
             group["lr"] = self.run.learning_rate(self.step)
         if self.taus is not None and self.growth is not None:
             set_tau(self.model, self.taus, (self.step + 1 - self.growth.step) / self.growth.tau_steps)
-        ids = self.blocks.batch(self.step, self.run.batch)
-        loss = self.model(input_ids=ids, labels=ids, use_cache=False).loss
+        loss = self.model(**self.task.batch(self.step)).loss
         loss.backward()
         if self.frozen is not None:
             self.frozen.clear_gradients()
@@ -168,18 +172,26 @@ class Training:
                 self.measure("train", sum(losses) / len(losses), gradient=norm.item())
                 losses = []
             if self.step % VALIDATION_STEPS == 0:
-                self.measure("validation", self.validate("validation", FEW))
+                self.measure("validation", **self.validate("validation", FEW))
             if self.step % SAVE_STEPS == 0:
                 self.save("part.pt")
         is_last = self.segment.end == self.run.steps
         seconds = (time.perf_counter() - began) / max(1, steps)
-        self.measure("end", self.validate("validation", MANY if is_last else SOME), seconds_per_step=seconds)
+        count = MANY if is_last else SOME
+        self.measure("end", **self.validate("validation", count), seconds_per_step=seconds)
         if is_last:
-            self.measure("test", self.validate("test", MANY))
+            self.measure("test", **self.validate("test", MANY))
         self.save("state.pt")
         result = {"run": asdict(self.run), "start": self.segment.start, "end": self.segment.end, "lines": self.lines}
         replace_file(self.folder / "result.json", json.dumps(result))
         (self.folder / "part.pt").unlink(missing_ok=True)
+
+
+def task_of(run: Run) -> TextTask | ImageTask:
+    """What a run trains on."""
+    if isinstance(run.model, TokenViT | ViT):
+        return ImageTask(run.batch, run.seed, run.steps * run.batch)
+    return TextTask(run.text, run.context, run.batch, run.seed)
 
 
 def gradient_norms(model: nn.Module) -> dict[str, float]:
@@ -191,7 +203,7 @@ def gradient_norms(model: nn.Module) -> dict[str, float]:
 def segment_from(facts: dict[str, Any]) -> Segment:
     """A segment from JSON."""
     run = {key: _tuples(value) for key, value in facts["run"].items()}
-    kinds = {"TokenFormer": TokenFormer, "NeoX": NeoX}
+    kinds = {kind.__name__: kind for kind in (TokenFormer, NeoX, TokenViT, ViT)}
     model = {key: _tuples(value) for key, value in run.pop("model").items()}
     growths = tuple(Growth(**growth) for growth in run.pop("growths"))
     return Segment(Run(model=kinds[facts["kind"]](**model), growths=growths, **run), facts["start"], facts["end"])

@@ -13,15 +13,15 @@ from typing import Any
 from lab.figures import colour, draw, legend
 from lab.models import config_of
 from lab.results import finished, flops, lines, losses, shape_at, write_results
-from lab.sizes import NEOX_INIT, SEEDS, SIZES, models, rate_of, sweep, token_former
-from lab.spec import Growth, NeoX, Run
+from lab.sizes import SEEDS, SIZES, models, neox, rate_of, sweep, token_former
+from lab.spec import Growth, Run
 from lab.tables import markdown, with_spread
 
 from tokenformer import cost
 
 HERE = Path(__file__).parent
 BASE, BUDGETS = 1200, (250, 500, 1000)
-SMALL = {"tokenformer": token_former(31), "gpt_neox": NeoX(72, init=NEOX_INIT)}
+SMALL = {"tokenformer": token_former(31), "gpt_neox": neox(72)}
 WAYS = {
     "TokenFormer, rotate": ("tokenformer", "rotate", SEEDS),
     "TokenFormer, random": ("tokenformer", "random", SEEDS[:1]),

@@ -33,15 +33,16 @@ class Ladder:
     growth: dict[str, Any] = field(default_factory=dict)
     cosine: bool = False
     model: TokenFormer = SMALLEST
+    text: str = "enwik8"
 
     def run(self, rung: int, lr: float, seed: int = 0) -> Run:
         """The branch that ends at a size; `rung` 0 is the smallest."""
         if self.cosine:
             stage = self.hold + self.decay
             growths = self._growths(rung, STEPS, stage)
-            return Run(self.model, lr, STEPS + rung * stage, seed, growths, schedule="cosine")
-        steps = self.base + rung * self.hold + self.decay
-        return Run(self.model, lr, steps, seed, self._growths(rung, self.base, self.hold), decay=self.decay / steps)
+            return Run(self.model, lr, STEPS + rung * stage, seed, growths, self.text, "cosine")
+        steps, growths = self.base + rung * self.hold + self.decay, self._growths(rung, self.base, self.hold)
+        return Run(self.model, lr, steps, seed, growths, self.text, decay=self.decay / steps)
 
     def _growths(self, rung: int, start: int, every: int) -> tuple[Growth, ...]:
         return tuple(Growth(start + i * every, self.factors[i], **self.growth) for i in range(rung))
@@ -66,17 +67,19 @@ OTHERS: dict[str, Ladder] = {
     "rotate, grown early": Ladder(factors=TWO, base=800, growth=ROTATE),
     "rotate, 8x at once": Ladder(hold=760, factors=(8,), growth=ROTATE),
     "a cosine a stage, random, Adam reset (the paper)": Ladder(
-        growth={"method": "random", "adam": "reset"}, cosine=True
+        factors=TWO, growth={"method": "random", "adam": "reset"}, cosine=True
     ),
     "a cosine a stage, rotate": Ladder(factors=TWO, growth=ROTATE, cosine=True),
     "rotate, half as long": Ladder(hold=200, decay=150, growth=ROTATE),
-    "rotate, a quarter as long": Ladder(hold=100, decay=75, growth=ROTATE),
+    "rotate, a quarter as long": Ladder(hold=100, decay=75, factors=TWO, growth=ROTATE),
 }
 BEST = METHODS["rotate"]
-SHORT_BEST = replace(BEST, factors=TWO)
+SHORT_BEST, SHORTEST_BEST = replace(BEST, factors=TWO), replace(BEST, factors=(2,))
 # The methods once more, with the paper's initialisation: these came first.
 PAPER, PAPER_RATE = TokenFormer(SIZES[0]), 2e-3
 PAPER_LADDERS = {name: replace(ladder, model=PAPER, factors=TWO) for name, ladder in METHODS.items()}
+# And one doubling on the other text.
+PYTHON_LADDERS = {name: replace(ladder, text="python", factors=(2,)) for name, ladder in METHODS.items()}
 
 
 def plan() -> list[Run]:
@@ -88,9 +91,15 @@ def plan() -> list[Run]:
     methods, others = ([run for one in ladders.values() for run in one.runs(lr)] for ladders in (METHODS, OTHERS))
     kinds = [model for tokens in SIZES for model in models(tokens)]
     peers = [run for model in kinds for run in sweep(model)] + [run for model in kinds for run in seeded(model)[:1]]
-    rates = [run for other in RATES[TokenFormer] for run in SHORT_BEST.runs(other)]
+    rates = [run for other in RATES[TokenFormer] for run in SHORTEST_BEST.runs(other)]
     seeds = [run for seed in SEEDS for run in [scratch(SMALLEST, lr, seed), *SHORT_BEST.runs(lr, seed)]]
-    return [*paper, *methods, *peers, *others, *rates, *seeds]
+    python = [*on_python(lr).values(), *(run for ladder in PYTHON_LADDERS.values() for run in ladder.runs(lr))]
+    return [*paper, *methods, *peers, *others, *rates, *seeds, *python]
+
+
+def on_python(lr: float) -> dict[str, Run]:
+    """The two sizes that are compared there, from scratch."""
+    return {str(tokens): replace(scratch(token_former(tokens), lr), text="python") for tokens in SIZES[:2]}
 
 
 def compute(runs: list[Run]) -> float:
@@ -110,9 +119,11 @@ def from_scratch() -> dict[str, dict[str, Run]]:
     return found
 
 
-def climbed(ladder: Ladder, lr: float, seed: int = 0) -> dict[str, Any] | None:
+def climbed(
+    ladder: Ladder, lr: float, seed: int = 0, peers: dict[str, dict[str, Run]] | None = None
+) -> dict[str, Any] | None:
     """What a ladder reached at each size, and its compute against that of all sizes from scratch."""
-    runs, peers = ladder.runs(lr, seed), from_scratch()
+    runs, peers = ladder.runs(lr, seed), from_scratch() if peers is None else peers
     if any(final(run) is None for run in runs):
         return None
     rows = {}
@@ -122,7 +133,8 @@ def climbed(ladder: Ladder, lr: float, seed: int = 0) -> dict[str, Any] | None:
         for name, peer in peers.get(tokens, {}).items():
             rows[tokens][f"against_{name}"] = (final(run) or 0.0) / (final(peer) or 1.0)
     sizes = [str(SIZES[0]), *rows]
-    result: dict[str, Any] = {"sizes": rows, "flops": compute([scratch(ladder.model, lr, seed), *runs])}
+    smallest = replace(scratch(ladder.model, lr, seed), text=ladder.text)
+    result: dict[str, Any] = {"sizes": rows, "flops": compute([smallest, *runs])}
     if all("tokenformer" in peers.get(tokens, {}) for tokens in sizes):
         result["of_from_scratch"] = result["flops"] / sum(flops(peers[tokens]["tokenformer"]) for tokens in sizes)
     return result
@@ -142,7 +154,10 @@ def report() -> None:
         findings["rate"] = lr
         findings["variants"] = {name: climbed(ladder, lr) for name, ladder in {**METHODS, **OTHERS}.items()}
         findings["paper_initialisation"] = {name: climbed(ladder, PAPER_RATE) for name, ladder in PAPER_LADDERS.items()}
-        findings["rates"] = {f"{other:g}": climbed(SHORT_BEST, other) for other in RATES[TokenFormer]}
+        findings["rates"] = {f"{other:g}": climbed(SHORTEST_BEST, other) for other in RATES[TokenFormer]}
+        peers = {tokens: {"tokenformer": run} for tokens, run in on_python(lr).items() if final(run) is not None}
+        findings["python_scratch"] = {tokens: final(run["tokenformer"]) for tokens, run in peers.items()}
+        findings["python"] = {name: climbed(ladder, lr, peers=peers) for name, ladder in PYTHON_LADDERS.items()}
         findings["seeds"] = {str(seed): climbed(SHORT_BEST, lr, seed) for seed in SEEDS}
     write_results(HERE, findings, plan())
     draw(HERE / "ladder.png", [_curves, _ends], size=(6, 4.2))
@@ -207,6 +222,9 @@ def tables(findings: dict[str, Any]) -> dict[str, str]:
         "rates": markdown(["rate", *header], rows(findings.get("rates", {}))),
         "seeds": markdown(["seed", *header], rows(findings.get("seeds", {}))),
         "paper_initialisation": markdown(["ladder", *header], rows(findings.get("paper_initialisation", {}))),
+        "python": markdown(
+            ["ladder", header[0], header[-1]], [[r[0], r[1], r[-1]] for r in rows(findings.get("python", {}))]
+        ),
     }
 
 

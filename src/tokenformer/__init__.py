@@ -3,6 +3,8 @@
 pattention, Pattention, replace_linears    the layer, and the swap that puts it into any torch model
 tokenformer.nn                             torch's Transformer layers with Pattention inside
 TokenFormerConfig, TokenFormerForCausalLM  the language model
+TokenFormerVisionConfig,
+TokenFormerForImageClassification          the vision model
 grow, grow_optimizer                       a larger model that computes exactly what the smaller one did
 adopt                                      a Transformer of transformers becomes a TokenFormer that computes the same
 """

@@ -4,19 +4,32 @@ from . import nn
 from .adoption import adopt
 from .errors import BadFileError, BadRequestError
 from .growth import Growth, grow, grow_optimizer, plan_growth
-from .models import PRESETS, TokenFormerConfig, TokenFormerForCausalLM, TokenFormerModel
+from .models import (
+    PRESETS,
+    VISION_PRESETS,
+    TokenFormerConfig,
+    TokenFormerForCausalLM,
+    TokenFormerForImageClassification,
+    TokenFormerModel,
+    TokenFormerVisionConfig,
+    TokenFormerVisionModel,
+)
 from .pattention import KINDS, Pattention, pattention, pattention_layers, replace_linears
 
 __all__ = [
     "KINDS",
     "PRESETS",
+    "VISION_PRESETS",
     "BadFileError",
     "BadRequestError",
     "Growth",
     "Pattention",
     "TokenFormerConfig",
     "TokenFormerForCausalLM",
+    "TokenFormerForImageClassification",
     "TokenFormerModel",
+    "TokenFormerVisionConfig",
+    "TokenFormerVisionModel",
     "adopt",
     "grow",
     "grow_optimizer",

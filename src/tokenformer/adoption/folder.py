@@ -18,9 +18,9 @@ from ..errors import BadResultError
 from ..files import check_new, write_new
 from ..growth import apply_growth, plan_growth
 from ..models import Adopted
+from ..models.folder import copy_beside_weights
 from ..models.loading import local_folder, read_any_config, read_host
 from ..models.sample import relative_difference, sample_inputs, sample_output, tolerance_of
-from ..models.text import copy_beside_weights
 from ..pattention import Pattention
 from .families import family_of
 from .plan import check_parts

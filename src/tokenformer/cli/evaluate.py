@@ -1,27 +1,37 @@
-"""eval: how well a model predicts a text, or solves the tasks that papers compare models by."""
+"""eval: how well a model predicts a text, solves the tasks that papers compare models by, or classifies images."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from .summary import quiet_libraries, show_summary
+from .summary import quiet_libraries, show_summary, show_table
 
 commands = typer.Typer()
 EXAMPLE = "Example: tokenformer eval models/mine --tasks piqa,arc_easy --json scores.json"
-# Windows at a time of a text, unless the request says otherwise.
-WINDOWS = 4
+# Windows of a text, and images, at a time, unless the request says otherwise.
+WINDOWS, IMAGES = 4, 64
+# Of more classes than this the table has the worst ones; the JSON has all.
+MOST_CLASSES, WORST = 100, 20
 
 
 @commands.command("eval", epilog=EXAMPLE)
 def eval_command(
     context: typer.Context,
     model_name: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A model folder, ours or any causal language model; or a Hub name.")
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A model folder, ours or any causal language model or image classifier; or a Hub name.",
+        ),
     ],
     text: Annotated[Path | None, typer.Option(metavar="FILE", help="Score a text, in UTF-8.")] = None,
     tasks: Annotated[
         str | None, typer.Option(metavar="NAME,…", help="Score tasks of lm-evaluation-harness, such as piqa,arc_easy.")
+    ] = None,
+    images: Annotated[
+        str | None,
+        typer.Option(metavar="SOURCE", help="Classify images: a folder of class folders, Parquet, IDX, a Hub name, …"),
     ] = None,
     limit: Annotated[int | None, typer.Option(help="With --tasks: rows of each.", show_default="all")] = None,
     data: Annotated[
@@ -34,27 +44,55 @@ def eval_command(
     length: Annotated[
         int | None, typer.Option(help="With --text: tokens in a window.", show_default="the context")
     ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="With --images: the split of a Hub dataset.", show_default="validation"),
+    ] = None,
+    hub_config: Annotated[
+        str | None, typer.Option(metavar="NAME", help="With --images: the configuration of a Hub dataset.")
+    ] = None,
+    image_column: Annotated[
+        str | None, typer.Option(metavar="C", help="With --images: the column of images.", show_default="the only one")
+    ] = None,
+    label_column: Annotated[
+        str | None, typer.Option(metavar="C", help="With --images: that of classes.", show_default="the only one")
+    ] = None,
+    by_position: Annotated[
+        bool, typer.Option("--by-position", help="With --images: match classes by their order, not by their names.")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="With --images: stop at one that cannot be decoded.")
+    ] = False,
     batch_size: Annotated[
-        str, typer.Option(metavar="N|auto", help="Windows, or requests of tasks, at a time.")
+        str, typer.Option(metavar="N|auto", help="Windows, requests of tasks, or images at a time.")
     ] = "auto",
     json_file: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="A file for the numbers.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, …", show_default="the fastest")] = None,
 ) -> None:
-    """Score a model: on a text, or on the tasks that papers compare models by.
+    """Score a model: on a text, on the tasks that papers compare models by, or on images.
 
     A text gives loss, perplexity and bits per byte, which can be compared between models with different tokenizers: a
     window slides over it, and every token but the first is scored once. Tasks are those of lm-evaluation-harness, and
-    give its table and the average that the TokenFormer paper reports.
+    give its table and the average that the TokenFormer paper reports. Images give top-1 and top-5 accuracy and a table
+    of classes; one that cannot be decoded is named, counted and left out.
     """
-    from ..errors import BadRequestError
     from ..files import check_new, existing_file
 
-    if (text is None) == (tasks is None):
-        raise BadRequestError(f"{'both' if text else 'neither'} of --text and --tasks given; give one of them")
-    elsewhere = {"--limit": limit, "--data": data} if tasks is None else {"--stride": stride, "--length": length}
-    for option, value in elsewhere.items():
-        if value is not None:
-            raise BadRequestError(f"{option} was given, which goes with {'--tasks' if tasks is None else '--text'}")
+    _check_options(
+        {"--text": text, "--tasks": tasks, "--images": images},
+        {
+            "--tasks": {"--limit": limit, "--data": data},
+            "--text": {"--stride": stride, "--length": length},
+            "--images": {
+                "--split": split,
+                "--hub-config": hub_config,
+                "--image-column": image_column,
+                "--label-column": label_column,
+                "--by-position": by_position or None,
+                "--strict": strict or None,
+            },
+        },
+    )
     quiet_libraries()
     if text is not None:
         existing_file(text)
@@ -64,9 +102,34 @@ def eval_command(
     if text is not None:
         size = WINDOWS if rows_at_a_time == "auto" else int(rows_at_a_time)
         _score_text(model_name, text, stride, length, size, json_file, device)
+    elif images is not None:
+        from ..data import ImageConfig
+
+        source = ImageConfig(
+            validation=images,
+            image_column=image_column,
+            label_column=label_column,
+            hub_config=hub_config,
+            hub_validation_split=split or "validation",
+        )
+        size = IMAGES if rows_at_a_time == "auto" else int(rows_at_a_time)
+        _score_images(model_name, source, by_position, strict, size, json_file, device)
     else:
         quiet = not context.find_root().params["debug"]
         _score_tasks(model_name, str(tasks).split(","), data, limit, rows_at_a_time, json_file, device, quiet)
+
+
+def _check_options(what: dict[str, Any], options: dict[str, dict[str, Any]]) -> None:
+    """One thing to score, and only options that go with it."""
+    from ..errors import BadRequestError
+
+    asked = [name for name, value in what.items() if value is not None]
+    if len(asked) != 1:
+        raise BadRequestError(f"{len(asked) or 'none'} of {', '.join(what)} were given; give one of them")
+    for owner, owned in options.items():
+        for option, value in owned.items():
+            if value is not None and owner != asked[0]:
+                raise BadRequestError(f"{option} was given, which goes with {owner}")
 
 
 def _score_text(
@@ -123,6 +186,55 @@ def _score_tasks(
     typer.echo(scores.table())
     request = {"model": model_name, "tasks": names, "limit": limit}
     show_summary("Scored", rows | _written(json_file, {**request, **scores.as_json()}))
+
+
+def _score_images(
+    model_name: str,
+    source: Any,
+    by_position: bool,
+    strict: bool,
+    batch_size: int,
+    json_file: Path | None,
+    device: str | None,
+) -> None:
+    from dataclasses import asdict
+
+    import datasets
+    from transformers import AutoModelForImageClassification
+
+    from ..data.image_data import load_pillow
+    from ..data.image_sources import find_images
+    from ..evaluation import evaluate_images
+    from ..models.images import read_image_processor
+    from ..models.loading import read_any_model
+
+    load_pillow()
+    datasets.disable_progress_bars()
+    model = read_any_model(model_name, device, AutoModelForImageClassification)
+    score = evaluate_images(
+        model,
+        read_image_processor(model_name),
+        find_images(source, "validation"),
+        by_position=by_position,
+        batch_size=batch_size,
+        strict=strict,
+        say=lambda problem: typer.echo(f"left out: {problem}", err=True),
+    )
+    rows = [(one.name, one.images, one.correct, one.correct / one.images) for one in score.classes]
+    note = ""
+    if len(rows) > MOST_CLASSES:
+        note = f"The {WORST} classes of {len(rows):,} with the lowest accuracy; --json has all."
+        rows = sorted(rows, key=lambda row: row[3])[:WORST]
+    table = [(name, f"{images:,}", f"{correct:,}", f"{accuracy:.4f}") for name, images, correct, accuracy in rows]
+    show_table(["class", "images", "correct", "accuracy"], table, note)
+    summary = {"top-1": f"{score.top1:.4f}"}
+    if score.top5 is not None:
+        summary["top-5"] = f"{score.top5:.4f}"
+    summary["scored"] = f"{score.images:,} images of {len(score.classes):,} classes"
+    if score.bad:
+        summary["left out"] = f"{len(score.bad):,} images that cannot be decoded"
+    request = {"model": model_name, "source": source.validation}
+    show_summary("Scored", summary | _written(json_file, {**request, **asdict(score)}))
 
 
 def _batch_size(given: str) -> int | str:

@@ -31,7 +31,9 @@ def grow_command(
         bool, typer.Option(" /--no-verify", show_default=False, help="Do not compare the logits before and after.")
     ] = True,
 ) -> None:
-    """Grow a model folder, a TokenFormer's or an adopted model's, into a new one. The tokenizer comes along.
+    """Grow a model folder into a new one: a TokenFormer of language or of images, or an adopted model.
+
+    Tokenizer or image processor come along.
 
     Give one of --factor, --to and --tokens. The logits before and after are compared, and if an exact method moved them
     nothing is written.
@@ -81,7 +83,7 @@ def _counts(tokens: str) -> dict[str, int]:
 def _facts(config: Any) -> dict[str, str]:
     from .. import cost
     from ..growth.folder import taus
-    from ..models import record_of
+    from ..models import TokenFormerVisionConfig, record_of
     from .adopt import in_order
 
     record = record_of(config)
@@ -92,10 +94,14 @@ def _facts(config: Any) -> dict[str, str]:
             "parameters in these layers": f"{costs.parameters:,}",
             "FLOPs a token in these layers": short(costs.flops_per_token),
         }
-    length = config.max_position_embeddings
+    if isinstance(config, TokenFormerVisionConfig):
+        flops = {f"FLOPs an image of {config.image_size} pixels": short(cost.forward_flops_per_image(config))}
+    else:
+        length = config.max_position_embeddings
+        flops = {f"FLOPs a token at length {length:,}": short(cost.forward_flops_per_token(config, length))}
     return {
         "parameters": f"{cost.parameters(config).total:,}",
         **{f"tokens, {role}": f"{count:,}" for role, count in config.num_tokens.items()},
         **{f"tau, {role}": f"{tau:.4g}" for role, tau in taus(config).items()},
-        f"FLOPs a token at length {length:,}": short(cost.forward_flops_per_token(config, length)),
+        **flops,
     }

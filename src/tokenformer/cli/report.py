@@ -17,12 +17,12 @@ def report_command(
         Path | None,
         typer.Option(metavar="FOLDER", help="Where to write.", show_default="RUN/report; ./report for several runs"),
     ] = None,
-    log: Annotated[bool, typer.Option("--log", help="Logarithmic axes of compute and tokens.")] = False,
+    log: Annotated[bool, typer.Option("--log", help="Logarithmic axes of compute, and of tokens or images.")] = False,
 ) -> None:
-    """Draw the losses of runs against compute and tokens: one HTML page and two PNGs.
+    """Draw the losses of runs against compute, and tokens or images: one HTML page and two PNGs.
 
-    The page needs no network, and has each run's stages, learning rate, gradient norm, speed and recipe. A run may
-    still be going. An earlier report is replaced.
+    The page needs no network, and has each run's stages, learning rate, gradient norm, speed, accuracy and recipe. A
+    run may still be going. An earlier report is replaced.
     """
     from ..report import load_runs, write_report
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .outcome import say
-from .summary import show_summary
+from .summary import WIDEST_TABLE, show_summary
 
 if TYPE_CHECKING:
     from ..training import Recipe
@@ -63,7 +63,7 @@ def _train(recipe: "Recipe") -> None:
         raise typer.Exit(stop.exit_code) from None
     if PartialState().is_main_process:
         run = model.parent.parent
-        Console().print(stage_table(run))
+        Console(width=WIDEST_TABLE).print(stage_table(run))
         show_summary(
             "Trained",
             {"model": str(model), "metrics": str(run / "metrics.jsonl"), "draw it": f"tokenformer report {run}"},

@@ -1,23 +1,19 @@
-"""Parameters, FLOPs and KV cache of a TokenFormer or a GPT-NeoX. Enters: a configuration. Leaves: whole numbers.
+"""Parameters, FLOPs and KV cache of a model. Enters: a configuration. Leaves: whole numbers.
 
-Both kinds are matrices in blocks, attention between tokens, and an embedding; only the blocks' matrices differ.
+Every kind is matrices in blocks, attention between tokens, an embedding and an output layer: see shapes.py.
 """
 
 from dataclasses import dataclass
 
-from transformers import GPTNeoXConfig
-
-from ..errors import BadRequestError
-from ..models import TokenFormerConfig, record_of
-
-Config = TokenFormerConfig | GPTNeoXConfig
+from .shapes import Config, LanguageConfig, Shape, VisionConfig, shape_of, shape_of_images, shape_of_text
 
 
 @dataclass(frozen=True)
 class Parameters:
     """How many numbers a model holds, by role. `head` is 0 when the output layer is tied to the embedding.
 
-    Of a GPT-NeoX, qkv is query_key_value, out is attention.dense, ffn is both layers of the MLP, each with its bias.
+    Of a GPT-NeoX, qkv is query_key_value, out is attention.dense, ffn is both layers of the MLP, each with its bias; of
+    a ViT alike. Of images, the embedding is the patches' projection, the class token and the positions.
     """
 
     embedding: int
@@ -37,40 +33,25 @@ class Parameters:
         return self.embedding + self.non_embedding + self.head
 
 
-def width_and_layers(config: Config) -> tuple[int, int]:
-    """Of either kind; any other is refused."""
-    if not isinstance(config, TokenFormerConfig | GPTNeoXConfig):
-        kind = getattr(config, "model_type", type(config).__name__)
-        raise BadRequestError(f"the cost of a {kind} is not known; give a TokenFormerConfig or a GPTNeoXConfig")
-    if record_of(config) is not None:
-        raise BadRequestError(
-            "the cost of an adopted model is not known as a whole; cost.adopted_layers counts its layers"
-        )
-    return config.hidden_size, config.num_hidden_layers
-
-
 def parameters(config: Config) -> Parameters:
     """The parameters of a model, counted as the model holds them: keys and values are two matrices."""
-    width, layers = width_and_layers(config)
-    matrices, biases = _matrices(config), _biases(config)
-    affine = isinstance(config, GPTNeoXConfig) or config.parametric_norm
-    norms = 1 + (2 * layers if affine else 0)
-    rows = config.vocab_size * width
+    shape = shape_of(config)
+    norms = 1 + (2 * shape.layers if shape.parametric_norm else 0)
     return Parameters(
-        embedding=rows,
-        **{role: matrices[role] + biases.get(role, 0) for role in matrices},
-        norm=norms * 2 * width,
-        head=0 if config.tie_word_embeddings else rows,
+        embedding=shape.embedding,
+        **{role: shape.layers * (numbers + shape.biases.get(role, 0)) for role, numbers in shape.matrices.items()},
+        norm=norms * 2 * shape.width,
+        head=shape.head,
     )
 
 
-def forward_flops_per_token(config: Config, length: int) -> int:
+def forward_flops_per_token(config: LanguageConfig, length: int) -> int:
     """FLOPs of one forward pass over sequences of `length` tokens, logits included, divided by the tokens."""
-    width, layers = width_and_layers(config)
-    return 2 * sum(_matrices(config).values()) + 4 * length * width * layers + 2 * config.vocab_size * width
+    shape = shape_of_text(config)
+    return block_flops(shape, length) + 2 * shape.outputs * shape.width
 
 
-def training_flops_per_token(config: Config, length: int) -> int:
+def training_flops_per_token(config: LanguageConfig, length: int) -> int:
     """Three times the forward pass: backward takes two products for each of forward's.
 
     What gradient checkpointing or a fused attention computes a second time is not counted.
@@ -78,31 +59,31 @@ def training_flops_per_token(config: Config, length: int) -> int:
     return 3 * forward_flops_per_token(config, length)
 
 
-def kv_cache_bytes(config: Config, length: int, batch: int = 1, bytes_per_number: int = 2) -> int:
+def forward_flops_per_image(config: VisionConfig, image_size: int | None = None) -> int:
+    """FLOPs of one forward pass over an image, of the model's size or of another; patches and logits included."""
+    shape, images = shape_of_images(config, image_size)
+    ends = images.patches * images.patch_numbers + shape.outputs
+    return images.tokens * block_flops(shape, images.tokens) + 2 * ends * shape.width
+
+
+def training_flops_per_image(config: VisionConfig, image_size: int | None = None) -> int:
+    """Three times the forward pass, without the gradient of the pixels, which nobody asks for."""
+    shape, images = shape_of_images(config, image_size)
+    patches = 2 * images.patches * images.patch_numbers * shape.width
+    return 3 * forward_flops_per_image(config, image_size) - patches
+
+
+def tokens_per_image(config: VisionConfig, image_size: int | None = None) -> int:
+    """Rows that an image becomes: patches, and the class token if there is one."""
+    return shape_of_images(config, image_size)[1].tokens
+
+
+def kv_cache_bytes(config: LanguageConfig, length: int, batch: int = 1, bytes_per_number: int = 2) -> int:
     """The keys and values of `length` tokens, which generation keeps. Parameter tokens add nothing to it."""
-    width, layers = width_and_layers(config)
-    return 2 * layers * width * length * batch * bytes_per_number
+    shape = shape_of_text(config)
+    return 2 * shape.layers * shape.width * length * batch * bytes_per_number
 
 
-def _matrices(config: Config) -> dict[str, int]:
-    """Numbers in the matrices of all blocks, by role. Each is multiplied once a token: two FLOPs."""
-    width, layers = width_and_layers(config)
-    if isinstance(config, TokenFormerConfig):
-        return {
-            role: layers * len(names) * 2 * config.num_tokens[role] * width
-            for role, names in config.token_roles.items()
-        }
-    return {
-        "qkv": layers * 3 * width**2,
-        "out": layers * width**2,
-        "ffn": layers * 2 * width * config.intermediate_size,
-    }
-
-
-def _biases(config: Config) -> dict[str, int]:
-    """Numbers in the biases of all blocks, by role. Parameter tokens have none."""
-    if isinstance(config, TokenFormerConfig):
-        return {}
-    width, layers = width_and_layers(config)
-    attention = layers * width if config.attention_bias else 0
-    return {"qkv": 3 * attention, "out": attention, "ffn": layers * (config.intermediate_size + width)}
+def block_flops(shape: Shape, length: int) -> int:
+    """FLOPs a token of all blocks in one forward pass over `length` tokens."""
+    return shape.layers * (2 * sum(shape.matrices.values()) + 4 * length * shape.width)

@@ -1,18 +1,20 @@
-"""A TokenFormer beside a Transformer of as many parameters: a GPT-NeoX of the same depth, its FFN four times as wide.
+"""A TokenFormer beside a Transformer of as many parameters and layers, its FFN four times as wide: a GPT-NeoX or a ViT.
 
-Enters: the configuration of a TokenFormer, or a number of parameters. Leaves: the GPT-NeoX that matches it; the length
-from which the TokenFormer is cheaper, and by how much it is at one length.
+Enters: the configuration of a TokenFormer, or a number of parameters. Leaves: the Transformer that matches it; the
+length from which the TokenFormer is cheaper, and by how much it is at one length or on images.
 """
 
 import math
 from collections.abc import Iterable
 from typing import Any
 
-from transformers import GPTNeoXConfig
+from transformers import GPTNeoXConfig, ViTConfig
 
 from ..errors import BadRequestError
 from ..models.config import TokenFormerConfig
-from .counts import Config, forward_flops_per_token, parameters, width_and_layers
+from ..models.vision_config import TokenFormerVisionConfig
+from .counts import forward_flops_per_image, forward_flops_per_token, parameters
+from .shapes import LanguageConfig, VisionConfig, shape_of_images, shape_of_text
 
 HEAD = 64  # the usual width of a head
 WITHIN = 0.02  # of the parameters asked for
@@ -20,17 +22,27 @@ WITHIN = 0.02  # of the parameters asked for
 
 def neox_parameters(width: float, layers: int, vocab_size: int, *, tied: bool = True) -> float:
     """Matrices, biases and norms of a GPT-NeoX whose FFN is four times as wide as the model."""
-    return (1 if tied else 2) * vocab_size * width + layers * (12 * width**2 + 13 * width) + 2 * width
+    return _parameters(width, layers, (1 if tied else 2) * vocab_size)
 
 
 def neox_width(total: float, layers: int, vocab_size: int, *, tied: bool = True) -> float:
-    """The width, a real number, at which it has `total` parameters: the positive root of neox_parameters − total."""
-    square, linear = 12 * layers, (1 if tied else 2) * vocab_size + 13 * layers + 2
+    """The width, a real number, at which it has `total` parameters."""
+    return _width(total, layers, (1 if tied else 2) * vocab_size)
+
+
+def _parameters(width: float, layers: int, rows: int) -> float:
+    """Of a Transformer with `rows` · width numbers outside of blocks and final norm."""
+    return rows * width + layers * (12 * width**2 + 13 * width) + 2 * width
+
+
+def _width(total: float, layers: int, rows: int) -> float:
+    """The positive root of _parameters − total."""
+    square, linear = 12 * layers, rows + 13 * layers + 2
     return 2 * total / (linear + math.sqrt(linear**2 + 4 * square * total))
 
 
 def equal_neox(
-    config_or_parameters: Config | float,
+    config_or_parameters: LanguageConfig | float,
     *,
     layers: int | None = None,
     vocab_size: int | None = None,
@@ -64,7 +76,8 @@ def equal_neox(
         given = f"{wanted:,.0f} parameters, layers={layers}, vocab_size={vocab_size}"
         raise BadRequestError(f"equal_neox was given {given}; all three are needed, and above 0")
     rotated = more.get("rope_parameters", {}).get("partial_rotary_factor", 0.25)
-    heads, head = _heads(wanted, layers, vocab_size, tied, rotated, heads)
+    named = f"GPT-NeoX of {layers} layers, {heads or 'any number of'} heads and a vocabulary of {vocab_size:,}"
+    heads, head = _heads(wanted, layers, (1 if tied else 2) * vocab_size, rotated, heads, named)
     return GPTNeoXConfig(
         vocab_size=vocab_size,
         hidden_size=heads * head,
@@ -77,19 +90,48 @@ def equal_neox(
     )
 
 
+def equal_vit(config: VisionConfig, *, layers: int | None = None, heads: int | None = None) -> ViTConfig:
+    """The ViT that has as many parameters, classifier included, within 2 %, and an MLP four times as wide as the model.
+
+    Images, patches, labels and attention kernel are as in `config`, and depth too unless it is named. The width is
+    chosen as by `equal_neox`. A ViT always has a class token and learned positions.
+    """
+    rows, classes = _vit_rows(config)
+    wanted, layers = parameters(config).total, layers or config.num_hidden_layers
+    named = f"ViT of {layers} layers and {heads or 'any number of'} heads"
+    heads, head = _heads(wanted - classes, layers, rows, None, heads, named)
+    same = ("image_size", "patch_size", "num_channels", "id2label", "label2id", "problem_type")
+    return ViTConfig(
+        hidden_size=heads * head,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=4 * heads * head,
+        **{field: getattr(config, field) for field in same},
+        **{"attn_implementation": config._attn_implementation},
+    )
+
+
+def _vit_rows(config: VisionConfig) -> tuple[int, int]:
+    """Of a ViT for the images and classes of `config`: numbers for each unit of width outside of its blocks and final
+    norm, and the classifier's biases."""
+    shape, images = shape_of_images(config)
+    patches, class_token, positions = images.patch_numbers + 1, 1, images.patches + 1
+    return patches + class_token + positions + shape.outputs, shape.outputs
+
+
 def _heads(
-    wanted: float, layers: int, vocab_size: int, tied: bool, rotated: float, given: int | None
+    wanted: float, layers: int, rows: int, rotated: float | None, given: int | None, named: str
 ) -> tuple[int, int]:
     """How many heads, and how wide each: of the widths that fit, the one that `equal_neox` prefers."""
-    near = neox_width(wanted, layers, vocab_size, tied=tied)
+    near = _width(wanted, layers, rows)
     widest = int(near * (1 + WITHIN)) + 1
 
     def off(width: int) -> float:
-        return abs(neox_parameters(width, layers, vocab_size, tied=tied) / wanted - 1)
+        return abs(_parameters(width, layers, rows) / wanted - 1)
 
     def fitting(sizes: Iterable[int]) -> list[tuple[int, int]]:
-        even = [head for head in sizes if int(head * rotated) in range(2, head + 1, 2)]
-        shapes = [(heads, head) for head in even for heads in ([given] if given else range(1, widest // head + 1))]
+        usable = [head for head in sizes if rotated is None or int(head * rotated) in range(2, head + 1, 2)]
+        shapes = [(heads, head) for head in usable for heads in ([given] if given else range(1, widest // head + 1))]
         return [(heads, head) for heads, head in shapes if off(heads * head) <= WITHIN]
 
     def preference(shape: tuple[int, int]) -> tuple[float, ...]:
@@ -98,9 +140,8 @@ def _heads(
 
     shapes = fitting(range(HEAD - 16, HEAD + 17, 2)) or fitting(range(8, widest + 1))
     if not shapes:
-        shape = f"{layers} layers, {given or 'any number of'} heads and a vocabulary of {vocab_size:,}"
         raise BadRequestError(
-            f"no GPT-NeoX of {shape} has {wanted:,.0f} parameters within {WITHIN:.0%}: it would be {near:.4g} wide; "
+            f"no {named} has {wanted:,.0f} parameters within {WITHIN:.0%}: it would be {near:.4g} wide; "
             "ask for other layers or heads"
         )
     return min(shapes, key=preference)
@@ -129,10 +170,27 @@ def flops_ratio(config: TokenFormerConfig, length: int, peer: GPTNeoXConfig | No
     return (theirs + their_by_length * length) / forward_flops_per_token(config, length)
 
 
-def _flops_line(config: Config) -> tuple[int, int]:
+def image_flops_ratio(
+    config: TokenFormerVisionConfig, image_size: int | None = None, peer: ViTConfig | None = None
+) -> float:
+    """FLOPs of the peer on an image over those of `config`; above 1 ours is cheaper.
+
+    Without a peer: the ViT of as many parameters and layers, its width a real number.
+    """
+    ours = forward_flops_per_image(config, image_size)
+    if peer is not None:
+        return forward_flops_per_image(peer, image_size) / ours
+    shape, images = shape_of_images(config, image_size)
+    (rows, classes), tokens, layers = _vit_rows(config), images.patches + 1, shape.layers
+    width = _width(parameters(config).total - classes, layers, rows)
+    blocks = tokens * layers * (24 * width**2 + 4 * tokens * width)
+    return (blocks + 2 * (images.patches * images.patch_numbers + classes) * width) / ours
+
+
+def _flops_line(config: LanguageConfig) -> tuple[int, int]:
     """FLOPs a token at length 0, and what every token of length adds."""
-    width, layers = width_and_layers(config)
-    return forward_flops_per_token(config, 0), 4 * layers * width
+    shape = shape_of_text(config)
+    return forward_flops_per_token(config, 0), 4 * shape.layers * shape.width
 
 
 def _peer_line(config: TokenFormerConfig, peer: GPTNeoXConfig | None) -> tuple[float, float]:

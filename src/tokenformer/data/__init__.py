@@ -1,8 +1,25 @@
-"""Text to blocks of token ids: sources, splits, tokenizers, packing, the cache, and streams. See docs/data.md."""
+"""Text to blocks of token ids, images to pixels and labels: sources, splits, the cache, streams. See docs/data.md."""
 
 from .config import DataConfig
+from .image_config import AugmentConfig, ImageConfig
+from .image_data import ImageData
+from .mix import ImageCollator
 from .prepare import PreparedData, prepare
+from .prepare_images import PreparedImages, prepare_images
 from .stream import BlockStream
 from .tokenizer import load_tokenizer, train_tokenizer
 
-__all__ = ["BlockStream", "DataConfig", "PreparedData", "load_tokenizer", "prepare", "train_tokenizer"]
+__all__ = [
+    "AugmentConfig",
+    "BlockStream",
+    "DataConfig",
+    "ImageCollator",
+    "ImageConfig",
+    "ImageData",
+    "PreparedData",
+    "PreparedImages",
+    "load_tokenizer",
+    "prepare",
+    "prepare_images",
+    "train_tokenizer",
+]

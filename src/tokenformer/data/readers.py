@@ -146,7 +146,7 @@ class Dataset(RowSource):
 
     def rows(self, column: str, first: int) -> Rows:
         """The rows from `first` on."""
-        dataset = self._load()
+        dataset = self.load()
         if dataset.column_names is not None:  # a stream may not know them
             self._check_column(column, dataset.column_names)
             dataset = dataset.select_columns([column])
@@ -157,12 +157,13 @@ class Dataset(RowSource):
                 yield row, self._text(value, column, row)
                 row += 1
 
-    def _load(self) -> Any:
+    def load(self, **more: Any) -> Any:
+        """The dataset itself. Of what else load_dataset takes, `more` may have some."""
         import datasets
 
         try:
             if not self.saved:
-                return datasets.load_dataset(self.name, self.config, split=self.split, streaming=self.streaming)
+                return datasets.load_dataset(self.name, self.config, split=self.split, streaming=self.streaming, **more)
             loaded = datasets.load_from_disk(self.name)
             return loaded[self.split] if isinstance(loaded, datasets.DatasetDict) else loaded
         except Exception as error:  # the library and those under it raise many kinds, most for a wrong name

@@ -38,10 +38,10 @@ def _find(name: str, config: DataConfig, split: str) -> Iterator[Source]:
         yield from _library()
     elif name.startswith(HUB_PREFIX):
         yield _dataset(name.removeprefix(HUB_PREFIX), config, split)
-    elif path.is_dir() and ((path / "state.json").exists() or (path / "dataset_dict.json").exists()):
+    elif is_saved_dataset(path):
         yield _dataset(str(path), config, split, saved=True)
     elif path.is_dir():
-        files = _files_in(path)
+        files = files_in(path)
         if not files:
             raise BadRequestError(f"the folder {name} has no files in it")
         yield from (_reader(file, found=True) for file in files)
@@ -52,7 +52,7 @@ def _find(name: str, config: DataConfig, split: str) -> Iterator[Source]:
         if not files:
             raise BadRequestError(f"no file matches {name}")
         yield from (_reader(file, found=True) for file in files)
-    elif _looks_like_hub(name):
+    elif looks_like_hub(name):
         yield _dataset(name, config, split)
     else:
         raise BadRequestError(
@@ -60,7 +60,12 @@ def _find(name: str, config: DataConfig, split: str) -> Iterator[Source]:
         )
 
 
-def _looks_like_hub(name: str) -> bool:
+def is_saved_dataset(path: Path) -> bool:
+    """A folder that `datasets` wrote with save_to_disk."""
+    return (path / "state.json").exists() or (path / "dataset_dict.json").exists()
+
+
+def looks_like_hub(name: str) -> bool:
     """`owner/name`, and not a path with a mistake in it: no such folder, and no ending."""
     return bool(re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name)) and not (
         Path(name).parent.is_dir() or re.fullmatch(r"\.[A-Za-z]\w*", Path(name).suffix)
@@ -77,7 +82,7 @@ def _reader(path: Path, found: bool = False) -> Source:
     return reader(str(path)) if reader else TextFile(str(path), found)
 
 
-def _files_in(folder: Path, left_out: Container[str] = ()) -> list[Path]:
+def files_in(folder: Path, left_out: Container[str] = ()) -> list[Path]:
     """All files below a folder, sorted, without hidden ones and without the folders that are `left_out`."""
     files = []
     for here, folders, names in os.walk(folder):
@@ -89,7 +94,7 @@ def _files_in(folder: Path, left_out: Container[str] = ()) -> list[Path]:
 def _library() -> Iterator[Source]:
     """The source of the running Python's standard library, which every machine that can run us has."""
     folder = sysconfig.get_path("stdlib")
-    files = [file for file in _files_in(Path(folder), NOT_LIBRARY) if file.suffix == ".py"]
+    files = [file for file in files_in(Path(folder), NOT_LIBRARY) if file.suffix == ".py"]
     if not files:
         raise BadRequestError(f"this Python has no source of its standard library in {folder}; name another source")
     yield from (TextFile(str(file), found=True) for file in files)

@@ -120,7 +120,7 @@ def training_pieces(config: DataConfig) -> Iterator[Piece]:
 
 def choose_held_out(digests: np.ndarray, fraction: float, seed: int) -> np.ndarray | None:
     """True for each document that is held out: at least one, never all; None if all are copies of one."""
-    values, inverse, copies = np.unique(_seeded(digests, seed), return_inverse=True, return_counts=True)
+    values, inverse, copies = np.unique(seeded(digests, seed), return_inverse=True, return_counts=True)
     if len(values) < 2:
         return None
     wanted = min(max(1, round(fraction * len(digests))), len(digests) - 1)
@@ -137,7 +137,7 @@ def choose_held_out(digests: np.ndarray, fraction: float, seed: int) -> np.ndarr
     return chosen[inverse]
 
 
-def _seeded(digests: np.ndarray, seed: int) -> np.ndarray:
+def seeded(digests: np.ndarray, seed: int) -> np.ndarray:
     """Other 64 bits for each digest, one to one, by the mixing steps of splitmix64."""
     mixed = digests + np.uint64(seed * 0x9E3779B97F4A7C15 % 2**64)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

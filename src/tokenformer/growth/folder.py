@@ -15,10 +15,10 @@ import torch
 
 from ..errors import BadResultError
 from ..files import check_new, write_new
-from ..models import TokenFormerConfig
+from ..models import TokenFormerBaseConfig
+from ..models.folder import copy_beside_weights
 from ..models.loading import empty_host, read_own_config, read_own_model
 from ..models.sample import relative_difference, sample_inputs, sample_output, tolerance_of
-from ..models.text import copy_beside_weights
 from ..pattention import default_tau
 from .grow import apply_growth
 from .layer import grown_tau
@@ -40,7 +40,7 @@ def grow_folder(
     """Grow the model in `source` into the new folder `target`; its tokenizer or image processor comes along.
 
     `request` is that of `grow`: factor, num_tokens or to, and method, seed, noise, exact. With `verify`, logits on
-    random ids are compared, and those of a method that promises exactness must not move.
+    random inputs are compared, and those of a method that promises exactness must not move.
     """
     source, target = Path(source), Path(target)
     check_new(target)
@@ -65,7 +65,7 @@ def grow_folder(
     return FolderGrowth(before, model.config, difference)
 
 
-def taus(config: TokenFormerConfig) -> dict[str, float]:
+def taus(config: TokenFormerBaseConfig) -> dict[str, float]:
     """The scale tau of each role's layers, followed from birth through every growth step."""
     history = config.growth_history or []
     found = {}

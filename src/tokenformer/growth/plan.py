@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import BadRequestError, did_you_mean
-from ..models import TokenFormerConfig, adopted_models
+from ..models import TokenFormerBaseConfig, adopted_models
 from ..pattention import Pattention, pattention_layers
 from ..pattention.functional import ACTIVATIONS
 
@@ -100,11 +100,11 @@ def key_size(layer: Pattention) -> int:
     return layer.d_in + (layer.key_bias is not None)
 
 
-def find_config(model: nn.Module) -> TokenFormerConfig | None:
+def find_config(model: nn.Module) -> TokenFormerBaseConfig | None:
     """The TokenFormer configuration of a model, also when it stands inside a wrapper."""
     for module in model.modules():
         config = getattr(module, "config", None)
-        if isinstance(config, TokenFormerConfig):
+        if isinstance(config, TokenFormerBaseConfig):
             return config
     return None
 
@@ -141,7 +141,7 @@ def _targets(
     return targets
 
 
-def _preset_tokens(config: TokenFormerConfig | None, to: str) -> dict[str, int]:
+def _preset_tokens(config: TokenFormerBaseConfig | None, to: str) -> dict[str, int]:
     """The counts that a preset changes, if it has this model's width and depth."""
     if config is None:
         raise BadRequestError(f"grow: to={to!r} needs a TokenFormer model; give factor= or num_tokens= instead")
@@ -159,7 +159,7 @@ def _preset_tokens(config: TokenFormerConfig | None, to: str) -> dict[str, int]:
     return changed
 
 
-def _layers_called(key: str, layers: dict[str, Pattention], config: TokenFormerConfig | None) -> list[str]:
+def _layers_called(key: str, layers: dict[str, Pattention], config: TokenFormerBaseConfig | None) -> list[str]:
     """The layers a key of num_tokens means: by role in a TokenFormer, by name or pattern in any other module."""
     if config is not None:
         if key not in config.token_roles:

@@ -1,7 +1,7 @@
-"""TokenFormerConfig: the shape of a model, in transformers' idiom, with the named presets."""
+"""The shape of a model, in transformers' idiom: what every kind shares, and TokenFormerConfig, the language model's."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
@@ -12,10 +12,12 @@ from ..pattention import KINDS
 from ..pattention.operator import check_form
 from .presets import PRESETS
 
+Kind = TypeVar("Kind", bound="TokenFormerBaseConfig")
+
 
 @strict
-class TokenFormerConfig(PreTrainedConfig):
-    """Shape and training-relevant constants of a TokenFormer.
+class TokenFormerBaseConfig(PreTrainedConfig):
+    """What every TokenFormer's configuration has.
 
     qkv_tokens, out_tokens, ffn_tokens: parameter tokens of each query, key and value projection, of the output
         projection, and of the feed-forward block. Growth changes these three numbers and nothing else.
@@ -26,21 +28,25 @@ class TokenFormerConfig(PreTrainedConfig):
     initializer_range: standard deviation of new keys and of the embedding; None for 1 / √width, which trains better
         than the paper's 0.02 (docs/decisions.md).
     value_initializer_range: standard deviation of new value tokens; None for the paper's 2 / (layers · √width).
-    chunked_loss: compute the loss in chunks that never hold the [tokens, vocabulary] logits, which are then not
-        returned. For training; see docs/tour.md.
     growth_history: one entry a growth step: method, seed, token counts before and after.
     """
 
-    model_type = "tokenformer"
-    keys_to_ignore_at_inference: ClassVar = ["past_key_values"]
     # The style "parameter_tokens" is ours: see parallel.py.
     base_model_tp_plan: ClassVar = {
-        "embed_tokens": "embedding_rowwise",
         **{f"layers.*.attention.{name}": "parameter_tokens" for name in ("query", "key", "value", "out")},
         "layers.*.ffn": "parameter_tokens",
     }
+    # Whether a token attends to those before it only.
+    is_causal: ClassVar[bool] = True
+    # The shapes that have names: see presets.py.
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
+    # The layers, by the last part of their name, that each token count is for.
+    token_roles: ClassVar[dict[str, tuple[str, ...]]] = {
+        "qkv": ("query", "key", "value"),
+        "out": ("out",),
+        "ffn": ("ffn",),
+    }
 
-    vocab_size: int = 50304
     hidden_size: int = 768
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
@@ -51,43 +57,37 @@ class TokenFormerConfig(PreTrainedConfig):
     pattention_form: str = "auto"
     pattention_recompute: bool = False
     parametric_norm: bool = False
-    max_position_embeddings: int = 2048
-    rope_parameters: RopeParameters | dict | None = None
     attention_dropout: float | int = 0.0
     layer_norm_eps: float = 1e-5
     initializer_range: float | None = None
     value_initializer_range: float | None = None
-    chunked_loss: bool = False
-    use_cache: bool = True
-    bos_token_id: int | None = 0
-    eos_token_id: int | list[int] | None = 0
-    pad_token_id: int | None = None
-    tie_word_embeddings: bool = True
     growth_history: list | None = None
 
-    # The layers, by the last part of their name, that each token count is for.
-    token_roles: ClassVar[dict[str, tuple[str, ...]]] = {
-        "qkv": ("query", "key", "value"),
-        "out": ("out",),
-        "ffn": ("ffn",),
-    }
-
     @classmethod
-    def preset(cls, name: str, **changes: Any) -> "TokenFormerConfig":
+    def preset(cls: type[Kind], name: str, **changes: Any) -> Kind:
         """The configuration called `name` (see presets.py), with `changes` made to it."""
-        if name not in PRESETS:
-            raise BadRequestError(f"preset {name!r} is not known; {did_you_mean(name, PRESETS)}")
-        fields = [field.name for field in dataclasses.fields(cls)]
+        if name not in cls.presets:
+            raise BadRequestError(f"preset {name!r} is not known; {did_you_mean(name, cls.presets)}")
+        shape = cls.presets[name]
+        known = [*(field.name for field in dataclasses.fields(cls)), *shape]
         for change in changes:
             # transformers would take an unknown name in silence and keep it.
-            if change not in fields:
-                raise BadRequestError(f"preset: {change!r} is not a field; {did_you_mean(change, fields)}")
-        return cls(**{**PRESETS[name], **changes})
+            if change not in known:
+                raise BadRequestError(f"preset: {change!r} is not a field; {did_you_mean(change, known)}")
+        return cls(**{**shape, **changes})
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Nothing, as for the models: see base.py."""
 
     @property
     def num_tokens(self) -> dict[str, int]:
         """Parameter tokens by role."""
         return {role: getattr(self, f"{role}_tokens") for role in self.token_roles}
+
+    def drop_path(self, layer_idx: int) -> float:
+        """How often a block's branches are left out in training."""
+        return 0.0
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.initializer_range is None:
@@ -108,6 +108,33 @@ class TokenFormerConfig(PreTrainedConfig):
                 f"pattention_kind={self.pattention_kind!r} is not known; {did_you_mean(self.pattention_kind, KINDS)}"
             )
         check_form(self.pattention_form, "pattention_form")
+
+
+@strict
+class TokenFormerConfig(TokenFormerBaseConfig):
+    """Shape and training-relevant constants of a TokenFormer language model; TokenFormerBaseConfig has the rest.
+
+    chunked_loss: compute the loss in chunks that never hold the [tokens, vocabulary] logits, which are then not
+        returned. For training; see docs/tour.md.
+    """
+
+    model_type = "tokenformer"
+    keys_to_ignore_at_inference: ClassVar = ["past_key_values"]
+    base_model_tp_plan: ClassVar = {
+        "embed_tokens": "embedding_rowwise",
+        **TokenFormerBaseConfig.base_model_tp_plan,
+    }
+    presets: ClassVar[dict[str, dict[str, Any]]] = PRESETS
+
+    vocab_size: int = 50304
+    max_position_embeddings: int = 2048
+    rope_parameters: RopeParameters | dict | None = None
+    chunked_loss: bool = False
+    use_cache: bool = True
+    bos_token_id: int | None = 0
+    eos_token_id: int | list[int] | None = 0
+    pad_token_id: int | None = None
+    tie_word_embeddings: bool = True
 
     def convert_rope_params_to_dict(self, **kwargs: Any) -> dict[str, Any]:
         """The paper rotates a quarter of each head."""

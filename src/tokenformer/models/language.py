@@ -4,30 +4,27 @@ Enters: token ids [batch, length]. Leaves: hidden states (TokenFormerModel), or 
 (TokenFormerForCausalLM).
 """
 
-import os
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
-from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation import GenerationMixin
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.modeling_utils import PreTrainedModel, slice_logits_to_keep
+from transformers.modeling_utils import slice_logits_to_keep
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from ..pattention import Pattention, default_tau
 from ..pattention.wide import WideBuffers
+from .base import TokenFormerPreTrainedModel
 from .config import TokenFormerConfig
-from .folder import AUTO_MAP, write_beside_weights
-from .layers import TokenFormerAttention, TokenFormerLayer
+from .layers import TokenFormerLayer
 
 # Rows of logits held at a time by the chunked loss: 256 rows of a 50k vocabulary are 51 MB in fp32.
 LOSS_CHUNK = 256
@@ -37,41 +34,14 @@ class TokenFormerRotaryEmbedding(WideBuffers, GPTNeoXRotaryEmbedding):
     """transformers' partial rotary embedding; its frequencies stay in fp32, or far positions would drift in bf16."""
 
 
-class TokenFormerPreTrainedModel(PreTrainedModel):
-    """What transformers needs to know about every TokenFormer: loading, saving, initialisation, abilities."""
+class TokenFormerLanguageModel(TokenFormerPreTrainedModel):
+    """What is said of the language model with and without its output layer."""
 
     config: TokenFormerConfig
-    base_model_prefix = "model"
-    supports_gradient_checkpointing = True
-    _no_split_modules = ["TokenFormerLayer"]
     _skip_keys_device_placement = ["past_key_values"]
-    _supports_sdpa = True
-    _supports_flash_attn = True
-    _supports_flex_attn = True
-    _supports_attention_backend = True
-    _can_compile_fullgraph = True
-    _can_record_outputs = {"hidden_states": TokenFormerLayer, "attentions": TokenFormerAttention}
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        if isinstance(module, Pattention):
-            depth, width = self.config.num_hidden_layers, self.config.hidden_size
-            value_std = self.config.value_initializer_range or 2 / (depth * width**0.5)
-            assert self.config.initializer_range is not None  # made a number when the configuration was made
-            init.normal_(module.key_tokens, std=self.config.initializer_range)
-            init.normal_(module.value_tokens, std=value_std)
-            init.constant_(module.tau, default_tau(module.num_tokens, module.kind))
-
-    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
-        """As transformers does, with a model card and a loader beside the weights."""
-        self.config.auto_map = AUTO_MAP
-        super().save_pretrained(save_directory, *args, **kwargs)
-        if kwargs.get("is_main_process", True):
-            write_beside_weights(self, save_directory)
 
 
-class TokenFormerModel(TokenFormerPreTrainedModel):
+class TokenFormerModel(TokenFormerLanguageModel):
     """Embedding, blocks and final norm."""
 
     def __init__(self, config: TokenFormerConfig) -> None:
@@ -124,7 +94,7 @@ class TokenFormerModel(TokenFormerPreTrainedModel):
         return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=past_key_values)
 
 
-class TokenFormerForCausalLM(TokenFormerPreTrainedModel, GenerationMixin):
+class TokenFormerForCausalLM(TokenFormerLanguageModel, GenerationMixin):
     """The language model: TokenFormerModel and an output layer tied to the embedding."""
 
     _tp_plan = {"lm_head": "colwise_gather_output"}

@@ -1,21 +1,23 @@
 """The block every TokenFormer is built of: norm, attention, norm, feed-forward, with Pattention for every linear.
 
-Enters: hidden states [batch, length, width], a mask, rotary cosines and sines, a cache. Leaves: hidden states.
+Enters: hidden states [batch, length, width]; in a language model also a mask, rotary cosines and sines, a cache.
+Leaves: hidden states. The configuration says whether attention is causal.
 """
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.gpt_neox.modeling_gpt_neox import apply_rotary_pos_emb, eager_attention_forward
 
 from ..pattention import Pattention
+from .config import TokenFormerBaseConfig
 
 
-def new_pattention(config: PreTrainedConfig, num_tokens: int) -> Pattention:
+def new_pattention(config: TokenFormerBaseConfig, num_tokens: int) -> Pattention:
     """A Pattention from the model's width to its width."""
     return Pattention(
         config.hidden_size,
@@ -30,9 +32,9 @@ def new_pattention(config: PreTrainedConfig, num_tokens: int) -> Pattention:
 class TokenFormerAttention(nn.Module):
     """Multi-head attention between tokens; query, key, value and output are Pattentions."""
 
-    def __init__(self, config: PreTrainedConfig, layer_idx: int) -> None:
+    def __init__(self, config: TokenFormerBaseConfig, layer_idx: int) -> None:
         super().__init__()
-        self.config, self.layer_idx, self.is_causal = config, layer_idx, True
+        self.config, self.layer_idx, self.is_causal = config, layer_idx, config.is_causal
         self.head_dim = config.hidden_size // config.num_attention_heads
         self.scaling = self.head_dim**-0.5
         self.query = new_pattention(config, config.qkv_tokens)
@@ -73,17 +75,35 @@ class TokenFormerAttention(nn.Module):
         return self.out(attended.reshape(*batch_length, -1).contiguous()), weights
 
 
+class DropPath(nn.Module):
+    """Stochastic depth: in training a branch is left out for a share `rate` of the rows, and scaled up for the rest."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, branch: Tensor) -> Tensor:
+        if not self.training or not self.rate:
+            return branch
+        kept = torch.rand(branch.shape[0], 1, 1, device=branch.device) >= self.rate
+        return branch * (kept / (1 - self.rate)).to(branch.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.rate:.3g}"
+
+
 class TokenFormerLayer(GradientCheckpointingLayer):
     """One pre-norm block. A single Pattention is the whole feed-forward network."""
 
-    def __init__(self, config: PreTrainedConfig, layer_idx: int) -> None:
+    def __init__(self, config: TokenFormerBaseConfig, layer_idx: int) -> None:
         super().__init__()
         d, eps, affine = config.hidden_size, config.layer_norm_eps, config.parametric_norm
         self.attention_norm = nn.LayerNorm(d, eps, elementwise_affine=affine)
         self.attention = TokenFormerAttention(config, layer_idx)
         self.ffn_norm = nn.LayerNorm(d, eps, elementwise_affine=affine)
         self.ffn = new_pattention(config, config.ffn_tokens)
+        self.drop_path = DropPath(config.drop_path(layer_idx))
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
-        hidden_states = hidden_states + self.attention(self.attention_norm(hidden_states), **kwargs)[0]
-        return hidden_states + self.ffn(self.ffn_norm(hidden_states))
+        hidden_states = hidden_states + self.drop_path(self.attention(self.attention_norm(hidden_states), **kwargs)[0])
+        return hidden_states + self.drop_path(self.ffn(self.ffn_norm(hidden_states)))

@@ -8,37 +8,79 @@ import os
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import transformers
 from huggingface_hub import snapshot_download
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    PreTrainedModel,
+)
 
 from ..errors import BadFileError, BadRequestError, one_line
 from .adopted import record_of
-from .config import TokenFormerConfig
+from .base import TokenFormerPreTrainedModel
+from .config import TokenFormerBaseConfig, TokenFormerConfig
+from .folder import TOKENIZER_FILES
 from .language import TokenFormerForCausalLM
-from .text import TOKENIZER_FILES
+from .vision import TokenFormerForImageClassification
+from .vision_config import TokenFormerVisionConfig
+
+Config = TypeVar("Config", bound=TokenFormerBaseConfig)
 
 # `owner/name`, or the name alone of the Hub's oldest models.
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 HUB_FILES = ("*.json", "*.safetensors")
 
 
-def read_config(folder: str | os.PathLike) -> TokenFormerConfig:
-    """The configuration of a model folder; the weights are not looked at."""
+# Of each kind of configuration, the model with its head.
+MODELS: dict[type[TokenFormerBaseConfig], type[TokenFormerPreTrainedModel]] = {
+    TokenFormerConfig: TokenFormerForCausalLM,
+    TokenFormerVisionConfig: TokenFormerForImageClassification,
+}
+
+# What a model may be asked to do: our kind for it, and how it is called.
+USES: dict[Any, tuple[type[TokenFormerBaseConfig], str]] = {
+    AutoModelForCausalLM: (TokenFormerConfig, "a causal language model"),
+    AutoModelForImageClassification: (TokenFormerVisionConfig, "an image classifier"),
+}
+
+
+def read_config_of(folder: str | os.PathLike, kind: type[Config]) -> Config:
+    """The configuration of a folder that must hold a TokenFormer of one kind, or of any."""
     config = read_any_config(Path(folder))
-    if not isinstance(config, TokenFormerConfig):
-        raise BadRequestError(f"{folder} holds a {config.model_type} model, and a tokenformer is needed")
+    if not isinstance(config, kind):
+        raise BadRequestError(
+            f"{folder} holds a {config.model_type} model, and a {kind.model_type or 'tokenformer'} is needed"
+        )
     return config
 
 
+def read_config(folder: str | os.PathLike) -> TokenFormerConfig:
+    """The configuration of a language model's folder; the weights are not looked at."""
+    return read_config_of(folder, TokenFormerConfig)
+
+
+def read_tokenformer_config(folder: str | os.PathLike) -> TokenFormerBaseConfig:
+    """The configuration of any TokenFormer's folder, of language or of images."""
+    return read_config_of(folder, TokenFormerBaseConfig)
+
+
 def read_model(folder: str | os.PathLike, device: str | None = "cpu") -> TokenFormerForCausalLM:
-    """The model of a folder in its saved dtype, for use, not for training. A device of None is the fastest there is."""
+    """The language model of a folder, as `read_tokenformer` reads it."""
     read_config(folder)
+    return read_tokenformer(folder, device)
+
+
+def read_tokenformer(folder: str | os.PathLike, device: str | None = "cpu") -> Any:
+    """The model of a folder in its saved dtype, for use, not for training. A device of None is the fastest there is."""
+    kind = MODELS[type(read_tokenformer_config(folder))]
     target = _device(device)
-    model, info = _weights(TokenFormerForCausalLM, folder)
+    model, info = _weights(kind, folder)
     # transformers only warns of these, and draws what is missing at random.
     wrong = wrong_keys(info["missing_keys"], info["unexpected_keys"])
     if wrong:
@@ -46,23 +88,32 @@ def read_model(folder: str | os.PathLike, device: str | None = "cpu") -> TokenFo
     return model.to(target)
 
 
-def read_any_model(name: str | os.PathLike, device: str | None = "cpu") -> PreTrainedModel:
-    """A causal language model, ours or another of transformers: that of a folder, or of a name on the Hub."""
+def read_any_model(
+    name: str | os.PathLike, device: str | None = "cpu", auto: Any = AutoModelForCausalLM
+) -> PreTrainedModel:
+    """A model, ours or another of transformers: that of a folder, or of a name on the Hub.
+
+    `auto` is the Auto class of what it must do: AutoModelForCausalLM or AutoModelForImageClassification.
+    """
     folder = Path(name)
     if not folder.exists() and HUB_NAME.fullmatch(str(name)):
         target = _device(device)
         try:
-            model, info = _from_pretrained(AutoModelForCausalLM, str(name))
+            model, info = _from_pretrained(auto, str(name))
         except Exception as error:  # transformers and the Hub's client raise many kinds, most for a wrong name
             raise BadRequestError(
                 f"{name} does not exist here, and no model of that name was loaded from the Hub: "
                 f"{one_line(error).split('. ')[0]}"
             ) from error
     else:
-        if isinstance(read_any_config(folder), TokenFormerConfig):
-            return read_model(folder, device)
+        config, (ours, what) = read_any_config(folder), USES[auto]
+        if isinstance(config, TokenFormerBaseConfig):
+            read_config_of(folder, ours)
+            return read_tokenformer(folder, device)
+        if type(config) not in auto._model_mapping:
+            raise BadRequestError(f"{folder} holds a {config.model_type} model, and {what} is needed")
         target = _device(device)
-        model, info = _weights(AutoModelForCausalLM, folder)
+        model, info = _weights(auto, folder)
     _check_whole(name, info)
     return model.to(target)
 
@@ -70,7 +121,7 @@ def read_any_model(name: str | os.PathLike, device: str | None = "cpu") -> PreTr
 def read_own_config(folder: str | os.PathLike) -> Any:
     """The configuration of a TokenFormer, or of a model that was adopted; any other is refused."""
     config = read_any_config(Path(folder))
-    if not isinstance(config, TokenFormerConfig) and record_of(config) is None:
+    if not isinstance(config, TokenFormerBaseConfig) and record_of(config) is None:
         raise BadRequestError(
             f"{folder} holds a {config.model_type} model, and a tokenformer is needed; tokenformer adopt makes it one"
         )
@@ -79,8 +130,8 @@ def read_own_config(folder: str | os.PathLike) -> Any:
 
 def read_own_model(folder: str | os.PathLike, device: str | None = "cpu") -> PreTrainedModel:
     """The model of such a configuration, for use, not for training."""
-    ours = isinstance(read_own_config(folder), TokenFormerConfig)
-    return read_model(folder, device) if ours else read_host(folder, device)
+    ours = isinstance(read_own_config(folder), TokenFormerBaseConfig)
+    return read_tokenformer(folder, device) if ours else read_host(folder, device)
 
 
 def local_folder(name: str | os.PathLike) -> Path:
@@ -105,7 +156,7 @@ def read_host(folder: str | os.PathLike, device: str | None = "cpu") -> PreTrain
 
 
 def empty_host(config: Any) -> PreTrainedModel:
-    """The model of a configuration as `read_host` makes it, adopted layers in place, on the meta device."""
+    """The model of a configuration as `read_own_model` makes it, adopted layers in place, on the meta device."""
     kind = _named_class(config)
     with torch.device("meta"):
         model = kind.from_config(config) if kind is AutoModel else kind(config)
@@ -116,9 +167,8 @@ def empty_host(config: Any) -> PreTrainedModel:
 
 
 def _named_class(config: Any) -> Any:
-    if isinstance(config, TokenFormerConfig):
-        return TokenFormerForCausalLM
-    return getattr(transformers, (config.architectures or [""])[0], AutoModel)
+    ours = MODELS.get(type(config))
+    return ours or getattr(transformers, (config.architectures or [""])[0], AutoModel)
 
 
 def _check_whole(name: str | os.PathLike, info: dict[str, Any]) -> None:

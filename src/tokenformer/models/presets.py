@@ -1,4 +1,4 @@
-"""The shapes that have names. Each language model's parameter count matches its name within 2 %."""
+"""The shapes that have names, of language and of vision models. Parameter counts match the names within 2 %."""
 
 from typing import Any
 
@@ -36,4 +36,21 @@ PRESETS: dict[str, dict[str, Any]] = {
     "450m": _shape(1024, 24, 16, 1024),
     "900m": _shape(1280, 32, 16, 1280),
     "1b5": _shape(1536, 40, 16, 1536),
+}
+
+_IMAGENET = {"image_size": 224, "patch_size": 16, "num_labels": 1000}
+_SMALL_IMAGES = {"image_size": 32, "patch_size": 4, "num_labels": 10}
+
+# No name is also a language model's, so that the command line needs no kind beside it.
+VISION_PRESETS: dict[str, dict[str, Any]] = {
+    # For tests and for images of 32 pixels; the first grows into the second. With tokens for three quarters of the
+    # width, as in the 86M and 307M below, a block has as many parameters as a ViT's of the same width.
+    "tiny32": _shape(64, 2, 4, 48, **_SMALL_IMAGES),
+    "tiny32-2x": _shape(64, 2, 4, 96, **_SMALL_IMAGES),
+    "small32": _shape(192, 6, 6, 144, **_SMALL_IMAGES),
+    # The paper's: of either width, one with as many parameters as a ViT, which can grow into the other.
+    "b16-86m": _shape(768, 12, 12, 576, **_IMAGENET),
+    "b16": _shape(768, 12, 12, 728, **_IMAGENET),
+    "l16-307m": _shape(1024, 24, 16, 768, **_IMAGENET),
+    "l16": _shape(1024, 24, 16, 1024, **_IMAGENET),
 }

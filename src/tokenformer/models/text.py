@@ -5,9 +5,7 @@ within a character.
 """
 
 import os
-import shutil
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +14,7 @@ from transformers import AutoTokenizer, PreTrainedConfig
 from transformers.generation.streamers import BaseStreamer
 
 from ..errors import BadFileError, BadRequestError, one_line
-
-TOKENIZER_FILES = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "chat_template.*",
-    "*.model",
-)
+from .folder import tokenizer_files
 
 
 class ByteTokenizer:
@@ -56,21 +45,6 @@ def read_tokenizer(folder: str | os.PathLike, config: PreTrainedConfig) -> Any:
         return AutoTokenizer.from_pretrained(folder, local_files_only=not hub)
     except Exception as error:  # tokenizers raises no narrower class
         raise BadFileError(f"the tokenizer in {folder} cannot be read: {one_line(error)}") from error
-
-
-def tokenizer_files(folder: Path) -> list[Path]:
-    """The files of a folder that belong to its tokenizer."""
-    return sorted(
-        path
-        for path in folder.iterdir()
-        if path.is_file() and any(fnmatchcase(path.name, name) for name in TOKENIZER_FILES)
-    )
-
-
-def copy_beside_weights(source: Path, target: Path) -> None:
-    """Copy the files of a tokenizer, or of what prepares images, as they are."""
-    for path in (*tokenizer_files(source), *source.glob("*processor_config.json")):
-        shutil.copyfile(path, target / path.name)
 
 
 def encode(tokenizer: Any, text: str | bytes, vocab_size: int) -> list[int]:

@@ -1,6 +1,6 @@
 """What the page and the PNGs have in common: units, axes, colours and thinned curves.
 
-Enters: runs. Leaves: curves of [compute, tokens, value] in the units of the axes, ready to be drawn.
+Enters: runs. Leaves: curves of [compute, tokens or images, value] in the units of the axes, ready to be drawn.
 """
 
 import math
@@ -24,13 +24,13 @@ COLOURS = [
 MOST_POINTS = 1600
 # On a linear axis the fall from the untrained loss would press everything after it flat, so the frame begins later.
 SKIPPED_SHARE = 0.02
-LOSS_LABEL = "loss, nats per token"
+LOSS_LABELS = {"tokens": "loss, nats per token", "images": "loss, nats per image"}
 
 _COUNTS = ["", "k", "M", "B", "T", "Q"]
 _FLOPS = ["", "k", "M", "G", "T", "P", "E", "Z", "Y"]
 _WORDS = ["", "thousands", "millions", "billions", "trillions", "quadrillions"]
 
-Point = tuple[float, float, float]  # compute and tokens in the units of the axes, value
+Point = tuple[float, float, float]  # compute and what was seen in the units of the axes, value
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Axis:
 
 
 def count(number: float) -> str:
-    """A count of parameters or tokens as this field writes it: 12.3M."""
+    """A count of parameters, tokens or images as this field writes it: 12.3M."""
     digits, power = _three_digits(number, len(_COUNTS))
     return digits + _COUNTS[power]
 
@@ -64,7 +64,7 @@ def flops(number: float) -> str:
 
 
 def loss(value: float | None) -> str:
-    """A loss with three decimals, or a dash."""
+    """A loss or an accuracy with three decimals, or a dash."""
     return "–" if value is None else f"{value:.3f}"
 
 
@@ -83,14 +83,15 @@ def _three_digits(number: float, powers: int) -> tuple[str, int]:
 
 
 def both_axes(runs: Sequence[Run]) -> tuple[Axis, Axis]:
-    """The axes of compute and of tokens that hold all runs."""
+    """The axes of compute and of tokens or images that hold all runs."""
     ends = [max(run.last.values(), key=lambda at: at.step) for run in runs]
     _, power = _three_digits(max(at.flops for at in ends), len(_FLOPS))
     unit = f"{_FLOPS[power]}FLOPs"
     compute = _axis(runs, "flops", f"training compute, {unit}", unit, power)
-    _, power = _three_digits(max(at.tokens for at in ends), len(_WORDS))
-    title = f"training tokens, {_WORDS[power]}" if power else "training tokens"
-    return compute, _axis(runs, "tokens", title, f"{_COUNTS[power]} tokens".strip(), power)
+    _, power = _three_digits(max(at.seen for at in ends), len(_WORDS))
+    seen = runs[0].unit
+    title = f"training {seen}, {_WORDS[power]}" if power else f"training {seen}"
+    return compute, _axis(runs, "seen", title, f"{_COUNTS[power]} {seen}".strip(), power)
 
 
 def _axis(runs: Sequence[Run], name: str, title: str, unit: str, power: int) -> Axis:
@@ -122,9 +123,9 @@ def _padded(values: Sequence[float]) -> tuple[float, float]:
 
 def curve(points: Iterable[tuple[Moment, float | None]], axes: tuple[Axis, Axis], unit: float = 1.0) -> list[Point]:
     """The points that have a value, in the units of the axes and of `unit`, and no more than can be seen."""
-    compute, tokens = axes
+    compute, seen = axes
     measured = [(at, value) for at, value in points if value is not None]
-    return [(compute.place(at), tokens.place(at), value / unit) for at, value in thin(measured)]
+    return [(compute.place(at), seen.place(at), value / unit) for at, value in thin(measured)]
 
 
 def thin(points: Sequence[tuple[Moment, float]]) -> Sequence[tuple[Moment, float]]:

@@ -1,6 +1,6 @@
 """The loss curves as PNGs, drawn by matplotlib.
 
-Enters: runs and the two axes. Leaves: one PNG for compute and one for tokens.
+Enters: runs and the two axes. Leaves: one PNG for compute and one for tokens or images.
 """
 
 import io
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import BadRequestError
-from .curves import COLOURS, LOSS_LABEL, Axis, curve, growth_label
+from .curves import COLOURS, LOSS_LABELS, Axis, curve, growth_label
 from .read import Run
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ STYLE = {
 
 
 def draw_losses(runs: Sequence[Run], axes: tuple[Axis, Axis], which: int, log: bool, made_by: str) -> bytes:
-    """A PNG of the losses against compute (`which` is 0) or tokens (1)."""
+    """A PNG of the losses against compute (`which` is 0), or tokens or images (1)."""
     try:
         import matplotlib
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -54,7 +54,7 @@ def draw_losses(runs: Sequence[Run], axes: tuple[Axis, Axis], which: int, log: b
         figure = Figure(figsize=(8, 4.8), dpi=200, layout="constrained")
         canvas = FigureCanvasAgg(figure)
         plot = figure.add_subplot()
-        plot.set(xlabel=axis.title, ylabel=LOSS_LABEL, ylim=axis.log_loss if log else axis.linear_loss)
+        plot.set(xlabel=axis.title, ylabel=LOSS_LABELS[runs[0].unit], ylim=axis.log_loss if log else axis.linear_loss)
         log = log and 0 < axis.start < axis.end
         if log:
             plot.set_xscale("log", nonpositive="mask")

@@ -12,23 +12,15 @@ from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 
-from .curves import COLOURS, LOSS_LABEL, MOST_POINTS, Axis, count, curve, flops, growth_label, loss
+from .curves import COLOURS, LOSS_LABELS, MOST_POINTS, Axis, Point, count, curve, flops, growth_label, loss
 from .read import Run, Stage
 
-# The small charts of a run: the field of a training measurement, and what stands above its chart.
-PANELS = {"lr": "learning rate", "grad_norm": "gradient norm", "tokens_per_second": "tokens per second"}
-STAGE_COLUMNS = (
-    "stage",
-    "grown by",
-    "parameters",
-    "tokens",
-    "training FLOPs",
-    "val. loss<br>before growth",
-    "val. loss<br>after growth",
-    "val. loss<br>at the end",
-    "tokens/s<br>(median)",
-)
-RUN_COLUMNS = ("run", "stages", "parameters", "tokens", "training FLOPs", "last val. loss")
+# What validation of some runs has beside the loss of the weights, and how it is called.
+MORE = {
+    "accuracy": "val.<br>accuracy",
+    "averaged_loss": "val. loss,<br>averaged",
+    "averaged_accuracy": "accuracy,<br>averaged",
+}
 
 
 def page(runs: Sequence[Run], axes: tuple[Axis, Axis], log: bool, made_by: str) -> str:
@@ -36,7 +28,7 @@ def page(runs: Sequence[Run], axes: tuple[Axis, Axis], log: bool, made_by: str) 
     title = runs[0].label if len(runs) == 1 else f"{len(runs)} runs"
     wide = "".join(
         f'<figure class="wide" id="loss-{x}" data-x="{x}"><figcaption>Loss against {what}</figcaption></figure>'
-        for x, what in (("flops", "training compute"), ("tokens", "training tokens"))
+        for x, what in (("flops", "training compute"), ("seen", f"training {runs[0].unit}"))
     )
     return f"""<!doctype html>
 <html lang="en">
@@ -54,11 +46,11 @@ def page(runs: Sequence[Run], axes: tuple[Axis, Axis], log: bool, made_by: str) 
 <h1>Training report: {html.escape(title)}</h1>
 {_overview(runs)}
 <div id="controls">
-<label><input type="checkbox" id="log" autocomplete="off"> logarithmic axes of compute and tokens</label>
+<label><input type="checkbox" id="log" autocomplete="off"> logarithmic axes of compute and {runs[0].unit}</label>
 <label><input type="checkbox" id="training" autocomplete="off"> training loss</label>
 </div>
 <noscript><p>The figures of this page are drawn by its script, which is switched off here. The losses are also in
-loss-vs-compute.png and loss-vs-tokens.png.</p></noscript>
+loss-vs-compute.png and loss-vs-{runs[0].unit}.png.</p></noscript>
 {wide}
 <p class="quiet">Thick lines with dots: validation loss. Thin lines: training loss. Dashed: a growth step, with the
 parameters and the validation loss before → after. With linear axes the first losses may lie above the frame.
@@ -84,7 +76,7 @@ def _colours() -> str:
 
 def _overview(runs: Sequence[Run]) -> str:
     """A row a run, with the box that shows or hides it in the figures."""
-    rows = []
+    rows, classifies = [], runs[0].unit == "images"
     for i, run in enumerate(runs):
         stages = run.stages
         sizes = dict.fromkeys(count(stage.parameters) for stage in (stages[0], stages[-1]))
@@ -92,20 +84,38 @@ def _overview(runs: Sequence[Run]) -> str:
             f'<label style="--run: var(--run-{i % len(COLOURS)})"><input type="checkbox" autocomplete="off" checked> '
             f'<i class="swatch"></i> {html.escape(run.label)}</label>'
         )
-        cells = (str(len(stages)), " → ".join(sizes), *_totals(stages), _final_loss(stages[-1]))
+        cells = [str(len(stages)), " → ".join(sizes), *_totals(stages), _final_loss(stages[-1])]
+        if classifies:
+            cells.append(loss(stages[-1].accuracy))
         rows.append(_row(name, *cells))
-    return f'<div class="scroll" id="runs">{_table(RUN_COLUMNS, rows)}</div>'
+    columns = ["run", "stages", "parameters", runs[0].unit, "training FLOPs", "last val. loss"]
+    if classifies:
+        columns.append("last val. accuracy")
+    return f'<div class="scroll" id="runs">{_table(columns, rows)}</div>'
 
 
 def _section(number: int, run: Run) -> str:
     """What the page has of one run: its table of stages, small charts and recipe."""
     stages = run.stages
-    rows = [_stage_row(stage) for stage in stages]
-    total = _row("all", "", "", *_totals(stages), "", "", "", "") if len(stages) > 1 else ""
+    more = [name for name in MORE if any(getattr(stage, name) is not None for stage in stages)]
+    columns = (
+        "stage",
+        "grown by",
+        "parameters",
+        run.unit,
+        "training FLOPs",
+        "val. loss<br>before growth",
+        "val. loss<br>after growth",
+        "val. loss<br>at the end",
+        f"{run.unit}/s<br>(median)",
+        *(MORE[name] for name in more),
+    )
+    rows = [_stage_row(stage, more) for stage in stages]
+    total = _row("all", "", "", *_totals(stages), *[""] * (4 + len(more))) if len(stages) > 1 else ""
     charts = "".join(
-        f'<figure id="{name}-{number}" data-panel="{name}" data-run="{number}" data-x="tokens">'
+        f'<figure id="{name}-{number}" data-panel="{name}" data-run="{number}" data-x="seen">'
         f"<figcaption>{caption}{_panel_unit(run, name)[1]}</figcaption></figure>"
-        for name, caption in PANELS.items()
+        for name, caption in _panels(run).items()
     )
     notes = []
     if not stages[-1].ended:
@@ -120,30 +130,40 @@ def _section(number: int, run: Run) -> str:
     return f"""<section style="--run: var(--run-{number % len(COLOURS)})">
 <h2><i class="swatch"></i> {html.escape(run.label)}</h2>
 <p class="quiet"><span class="path">{html.escape(str(run.folder))}</span> {" ".join(notes)}</p>
-<div class="scroll">{_table(STAGE_COLUMNS, rows, total)}</div>
+<div class="scroll">{_table(columns, rows, total)}</div>
 <div class="panels">{charts}</div>
 {recipe}
 </section>
 """
 
 
-def _stage_row(stage: Stage) -> str:
+def _panels(run: Run) -> dict[str, str]:
+    """The small charts of a run: the field of a measurement, and what stands above its chart."""
+    panels = {"lr": "learning rate", "grad_norm": "gradient norm", "per_second": f"{run.unit} per second"}
+    for name, caption in (("accuracy", "accuracy"), ("averaged_accuracy", "accuracy of the averaged weights")):
+        if any(getattr(one, name) is not None for one in run.validation):
+            panels[name] = f"validation {caption}"
+    return panels
+
+
+def _stage_row(stage: Stage, more: Sequence[str]) -> str:
     growth = stage.growth
     return _row(
         str(stage.number),
         html.escape(growth.method) if growth else "–",
         f"{stage.parameters:,}",
-        count(stage.tokens),
+        count(stage.seen),
         flops(stage.flops),
         loss(growth.loss_before if growth else None),
         loss(growth.loss_after if growth else None),
         _final_loss(stage),
-        "–" if stage.tokens_per_second is None else f"{stage.tokens_per_second:,.0f}",
+        "–" if stage.per_second is None else f"{stage.per_second:,.0f}",
+        *(loss(getattr(stage, name)) for name in more),
     )
 
 
 def _totals(stages: Sequence[Stage]) -> tuple[str, str]:
-    return count(sum(stage.tokens for stage in stages)), flops(sum(stage.flops for stage in stages))
+    return count(sum(stage.seen for stage in stages)), flops(sum(stage.flops for stage in stages))
 
 
 def _final_loss(stage: Stage) -> str:
@@ -162,12 +182,12 @@ def _table(columns: Sequence[str], rows: Sequence[str], total: str = "") -> str:
 
 def _panel_unit(run: Run, name: str) -> tuple[float, str]:
     """The power of ten that a small chart's values are written in, and how its title says so."""
-    values = [value for one in run.train if (value := getattr(one, name))]
+    values = [value for one in run.train if (value := getattr(one, name, None))]
     largest = max(values, default=1.0)
     if name == "lr" and largest < 0.01:
         power = math.floor(math.log10(largest))
         return 10.0**power, f", 10⁻{str(-power).translate(str.maketrans('0123456789', '⁰¹²³⁴⁵⁶⁷⁸⁹'))}"
-    if name == "tokens_per_second" and largest >= 10_000:
+    if name == "per_second" and largest >= 10_000:
         return 1000.0, ", thousands"
     return 1.0, ""
 
@@ -177,7 +197,7 @@ def _numbers(runs: Sequence[Run], axes: tuple[Axis, Axis], log: bool) -> str:
     drawn = {
         "log": log,
         "colours": len(COLOURS),
-        "loss_label": LOSS_LABEL,
+        "loss_label": LOSS_LABELS[runs[0].unit],
         "axes": [asdict(axis) for axis in axes],
         "runs": [_run_numbers(run, axes) for run in runs],
     }
@@ -185,14 +205,14 @@ def _numbers(runs: Sequence[Run], axes: tuple[Axis, Axis], log: bool) -> str:
 
 
 def _run_numbers(run: Run, axes: tuple[Axis, Axis]) -> dict[str, Any]:
-    curves = {
+    curves: dict[str, list[Point]] = {
         "training": curve(((one.at, one.loss) for one in run.train), axes),
         "validation": curve(((one.at, one.loss) for one in run.validation), axes),
-        **{
-            name: curve(((one.at, getattr(one, name)) for one in run.train), axes, _panel_unit(run, name)[0])
-            for name in PANELS
-        },
     }
+    measured: list[Any] = [*run.train, *run.validation]
+    for name in _panels(run):
+        points = [(one.at, getattr(one, name)) for one in measured if hasattr(one, name)]
+        curves[name] = curve(points, axes, _panel_unit(run, name)[0])
     growths = []
     for growth in run.growths:
         parameters, losses = growth_label(growth)

@@ -1,7 +1,8 @@
 """A run's measurements, from its folder into plain dataclasses.
 
 Enters: RUN/metrics.jsonl, one JSON object a line in the order of time, and RUN/recipe.yaml if it is there. Leaves: a
-Run. The run may still be going: a last line that is cut off is left out, and so are kinds and fields not known here.
+Run, of text, which counts tokens, or of images. It may still be going: a last line that is cut off is left out, and so
+are kinds and fields not known here.
 """
 
 import json
@@ -16,14 +17,22 @@ from typing import Any
 
 from ..errors import BadFileError, BadRequestError
 
+# What validation measures, and its name in metrics.jsonl.
+MEASURES = {
+    "loss": "validation_loss",
+    "accuracy": "validation_accuracy",
+    "averaged_loss": "ema_validation_loss",
+    "averaged_accuracy": "ema_validation_accuracy",
+}
+
 
 @dataclass(frozen=True)
 class Moment:
-    """Where in a run something was measured. Tokens and FLOPs are counted from the run's beginning."""
+    """Where in a run something was measured. Tokens or images seen, and FLOPs, are counted from its beginning."""
 
     stage: int
     step: int
-    tokens: float
+    seen: float
     flops: float
     parameters: int
 
@@ -36,15 +45,18 @@ class Train:
     loss: float | None
     lr: float | None
     grad_norm: float | None
-    tokens_per_second: float | None
+    per_second: float | None  # tokens or images
 
 
 @dataclass(frozen=True)
 class Validation:
-    """A validation loss: during a stage, at its end, or on either side of a growth step."""
+    """A validation: during a stage, at its end, or on either side of a growth step. Averaged is of averaged weights."""
 
     at: Moment
     loss: float | None
+    accuracy: float | None = None
+    averaged_loss: float | None = None
+    averaged_accuracy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -60,16 +72,19 @@ class Growth:
 
 @dataclass(frozen=True)
 class Stage:
-    """One row of a run's table. Tokens and FLOPs are the stage's own."""
+    """One row of a run's table. What was seen, and FLOPs, are the stage's own."""
 
     number: int
     parameters: int
-    tokens: float
+    seen: float
     flops: float
     growth: Growth | None
-    loss: float | None  # the last one measured in the stage
+    loss: float | None  # the last one measured in the stage, as are the three below
+    accuracy: float | None
+    averaged_loss: float | None
+    averaged_accuracy: float | None
     ended: bool
-    tokens_per_second: float | None  # the median
+    per_second: float | None  # the median
 
 
 @dataclass
@@ -79,6 +94,7 @@ class Run:
     label: str
     folder: Path
     recipe: str | None = None
+    unit: str = "tokens"  # or images: what was seen
     train: list[Train] = field(default_factory=list)
     validation: list[Validation] = field(default_factory=list)
     growths: list[Growth] = field(default_factory=list)
@@ -89,26 +105,30 @@ class Run:
     @property
     def stages(self) -> list[Stage]:
         """The table of stages."""
-        rows, tokens, flops = [], 0.0, 0.0
+        rows, seen, flops = [], 0.0, 0.0
         for number, end in sorted(self.last.items()):
             growth = next((growth for growth in self.growths if growth.at.stage == number), None)
-            losses = [one.loss for one in self.validation if one.at.stage == number and one.loss is not None]
-            speeds = [one.tokens_per_second for one in self.train if one.at.stage == number]
+            speeds = [one.per_second for one in self.train if one.at.stage == number]
             measured = [speed for speed in speeds if speed is not None]
             rows.append(
                 Stage(
                     number=number,
                     parameters=end.parameters,
-                    tokens=end.tokens - tokens,
+                    seen=end.seen - seen,
                     flops=end.flops - flops,
                     growth=growth,
-                    loss=losses[-1] if losses else None,
+                    **{name: self._last(number, name) for name in MEASURES},
                     ended=number in self.ended,
-                    tokens_per_second=statistics.median(measured) if measured else None,
+                    per_second=statistics.median(measured) if measured else None,
                 )
             )
-            tokens, flops = end.tokens, end.flops
+            seen, flops = end.seen, end.flops
         return rows
+
+    def _last(self, stage: int, name: str) -> float | None:
+        """The last value that validation found in a stage."""
+        values = [getattr(one, name) for one in self.validation if one.at.stage == stage]
+        return next((value for value in reversed(values) if value is not None), None)
 
 
 def load_run(folder: str | os.PathLike, label: str | None = None) -> Run:
@@ -138,7 +158,14 @@ def load_runs(folders: Sequence[str | os.PathLike]) -> list[Run]:
     for path, times in Counter(path.resolve() for path in paths).items():
         if times > 1:
             raise BadRequestError(f"{path} was given {times} times; give every run once")
-    return [load_run(path, label) for path, label in zip(paths, _labels(paths), strict=True)]
+    runs = [load_run(path, label) for path, label in zip(paths, _labels(paths), strict=True)]
+    for run in runs:
+        if run.unit != runs[0].unit:
+            raise BadRequestError(
+                f"{runs[0].label} counts {runs[0].unit} and {run.label} {run.unit}, whose losses do not compare; draw "
+                "runs of text and of images apart"
+            )
+    return runs
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:
@@ -158,14 +185,16 @@ def _read_line(run: Run, line: bytes) -> bool:
         entry = json.loads(line)
         kind = entry["kind"]
         if kind in READERS:
+            if not run.last and "images" in entry:
+                run.unit = "images"
             at = Moment(
                 stage=int(entry["stage"]),
                 step=int(entry["step"]),
-                tokens=float(entry["tokens"]),
+                seen=float(entry[run.unit]),
                 flops=float(entry["flops"]),
                 parameters=int(entry["parameters"]),
             )
-            if not math.isfinite(at.tokens) or not math.isfinite(at.flops):
+            if not math.isfinite(at.seen) or not math.isfinite(at.flops):
                 return False
             READERS[kind](run, at, entry)
             run.last[at.stage] = at
@@ -175,20 +204,23 @@ def _read_line(run: Run, line: bytes) -> bool:
 
 
 def _read_train(run: Run, at: Moment, entry: dict[str, Any]) -> None:
-    names = ("loss", "lr", "grad_norm", "tokens_per_second")
+    names = ("loss", "lr", "grad_norm", f"{run.unit}_per_second")
     run.train.append(Train(at, *(_number(entry.get(name)) for name in names)))
 
 
 def _read_validation(run: Run, at: Moment, entry: dict[str, Any]) -> None:
-    run.validation.append(Validation(at, _number(entry.get("validation_loss"))))
+    run.validation.append(_validation(at, entry))
 
 
 def _read_growth(run: Run, at: Moment, entry: dict[str, Any]) -> None:
-    before, after = (_number(entry.get(name)) for name in ("validation_loss_before", "validation_loss_after"))
-    growth = Growth(at, str(entry["method"]), int(entry["parameters_before"]), before, after)
-    run.growths.append(growth)
-    left = replace(at, stage=at.stage - 1, parameters=growth.parameters_before)
-    run.validation += [Validation(left, before), Validation(at, after)]
+    left = replace(at, stage=at.stage - 1, parameters=int(entry["parameters_before"]))
+    before, after = _validation(left, entry, "_before"), _validation(at, entry, "_after")
+    run.growths.append(Growth(at, str(entry["method"]), left.parameters, before.loss, after.loss))
+    run.validation += [before, after]
+
+
+def _validation(at: Moment, entry: dict[str, Any], ending: str = "") -> Validation:
+    return Validation(at, **{field: _number(entry.get(f"{name}{ending}")) for field, name in MEASURES.items()})
 
 
 def _read_stage_end(run: Run, at: Moment, entry: dict[str, Any]) -> None:

@@ -1,7 +1,9 @@
 """The report of one or several runs.
 
-Enters: folders of runs. Leaves: report.html, loss-vs-compute.png and loss-vs-tokens.png in one folder, where they
-replace an earlier report, each in one step. The command: tokenformer report RUN… --out FOLDER.
+Enters: folders of runs. Leaves: report.html, loss-vs-compute.png and loss-vs-tokens.png (loss-vs-images.png for images)
+in one folder, where they replace an earlier report, each in one step.
+
+    tokenformer report RUN… --out FOLDER
 """
 
 import os
@@ -16,15 +18,14 @@ from .read import Run
 
 # Stands near the beginning of each of the files, and tells a report of ours from somebody else's file.
 MADE_BY = "tokenformer report"
-FILES = ("report.html", "loss-vs-compute.png", "loss-vs-tokens.png")
 
 
 def write_report(runs: Sequence[Run], folder: str | os.PathLike, log: bool = False) -> list[Path]:
-    """Write the report into a folder, with logarithmic axes of compute and tokens if `log`."""
+    """Write the report into a folder, with logarithmic axes of compute and of what was seen if `log`."""
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise BadRequestError(f"{folder} is not a folder; give another --out")
-    targets = [folder / name for name in FILES]
+    targets = [folder / name for name in ("report.html", "loss-vs-compute.png", f"loss-vs-{runs[0].unit}.png")]
     for target in targets:
         if os.path.lexists(target) and not _is_ours(target):
             raise BadRequestError(f"{target} is not from this command and would be overwritten; give another --out")

@@ -18,6 +18,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from ..files import replace_file
 from .ladder import Ladder
+from .measure import validation_names
 
 
 class Metrics(TrainerCallback):
@@ -52,7 +53,7 @@ class Metrics(TrainerCallback):
             "kind": kind,
             "stage": stage,
             "step": step,
-            "tokens": step * self.ladder.tokens_per_step,
+            self.ladder.unit: step * self.ladder.units_per_step,
             "flops": self.ladder.flops(step),
             "parameters": self.ladder.stages[stage - 1].parameters,
             **values,
@@ -69,11 +70,11 @@ class Metrics(TrainerCallback):
         logs = kwargs.get("logs")
         if not state.is_world_process_zero or not logs:
             return
-        stage = self.ladder.stage_at(state.global_step - 1).number if state.global_step else 1
         if "loss" in logs:
+            stage = self.ladder.stage_at(state.global_step - 1).number
             now, (then, step) = time.perf_counter(), self._clock or (0.0, 0)
             self._clock = now, state.global_step
-            tokens = (state.global_step - step) * self.ladder.tokens_per_step
+            units = (state.global_step - step) * self.ladder.units_per_step
             self.write(
                 "train",
                 stage,
@@ -81,14 +82,14 @@ class Metrics(TrainerCallback):
                 loss=logs["loss"],
                 lr=logs["learning_rate"],
                 grad_norm=logs.get("grad_norm"),
-                tokens_per_second=round(tokens / (now - then), 1),
+                **{f"{self.ladder.unit}_per_second": round(units / (now - then), 1)},
             )
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        # Outside of training it belongs to a growth step or to the end of a stage, which have lines of their own.
-        if state.is_world_process_zero and self._clock is not None:
-            stage = self.ladder.stage_at(state.global_step - 1).number
-            self.write("validation", stage, state.global_step, validation_loss=kwargs["metrics"]["eval_loss"])
+        if state.is_world_process_zero:
+            stage = self.ladder.stage_at(max(0, state.global_step - 1)).number
+            found = {name.removeprefix("eval_"): value for name, value in kwargs["metrics"].items()}
+            self.write("validation", stage, state.global_step, **validation_names(found))
             self._clock = time.perf_counter(), state.global_step
 
     def on_train_end(

@@ -6,11 +6,10 @@ that neither weight decay nor momentum moves them by a bit. Works on whole tenso
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from ..growth import Growth
 from ..pattention import Pattention
+from .shards import local, local_rows
 
 
 class FrozenRows:
@@ -27,29 +26,17 @@ class FrozenRows:
             pattention = model.get_submodule(layer)
             assert isinstance(pattention, Pattention)
             pattention.frozen_tokens = step.before
-            rows = _local_rows(parameter, step.before)
-            self._held.append((parameter, rows, _local(parameter.detach())[:rows].clone()))
+            rows = local_rows(parameter, step.before)
+            self._held.append((parameter, rows, local(parameter.detach())[:rows].clone()))
 
     def clear_gradients(self) -> None:
         """To be called before gradients are clipped, so that frozen rows do not count."""
         for parameter, rows, _ in self._held:
             if parameter.grad is not None:
-                _local(parameter.grad)[:rows] = 0
+                local(parameter.grad)[:rows] = 0
 
     @torch.no_grad()
     def put_back(self) -> None:
         """To be called after every optimizer step."""
         for parameter, rows, values in self._held:
-            _local(parameter)[:rows] = values
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _local_rows(parameter: Tensor, before: int) -> int:
-    """How many of the first `before` rows this process holds."""
-    if not isinstance(parameter, DTensor):
-        return before
-    shape, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
-    return max(0, min(before - offset[0], shape[0]))
+            local(parameter)[:rows] = values

@@ -1,6 +1,6 @@
 """The ladder worked out: every stage with its model, its steps and its learning rate, before the first step is made.
 
-Enters: a recipe, the configuration of the first model, the tokens of one step. Leaves: a Ladder. Growth requests are
+Enters: a recipe, the configuration of the first model, the samples of one step. Leaves: a Ladder. Growth requests are
 checked on models without weights, so that a mistake in the last stage is found before the first is trained.
 """
 
@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..cost import training_flops_per_token
 from ..errors import BadRequestError
 from ..growth import Growth, apply_growth, plan_growth
-from ..models import TokenFormerConfig, TokenFormerForCausalLM
+from ..models import TokenFormerBaseConfig
 from .recipe import GrowthRecipe, Recipe, StageRecipe
 
 
@@ -23,9 +22,9 @@ class Stage:
     number: int
     start: int
     steps: int
-    config: TokenFormerConfig
+    config: TokenFormerBaseConfig
     parameters: int
-    flops_per_token: float
+    flops_per_unit: float
     growth: Growth | None
     adam: str
     trains: str
@@ -37,11 +36,12 @@ class Stage:
 
 @dataclass(frozen=True)
 class Ladder:
-    """All stages, with the schedule of the learning rate over them."""
+    """All stages, with the schedule of the learning rate over them. A step counts units: tokens or images."""
 
     stages: tuple[Stage, ...]
     recipe: GrowthRecipe
-    tokens_per_step: int
+    unit: str
+    units_per_step: int
 
     @property
     def schedule(self) -> str:
@@ -84,7 +84,7 @@ class Ladder:
     def flops(self, step: int) -> float:
         """Training FLOPs of the first `step` steps."""
         return sum(
-            (min(step, following) - stage.start) * self.tokens_per_step * stage.flops_per_token
+            (min(step, following) - stage.start) * self.units_per_step * stage.flops_per_unit
             for stage, following in zip(self.stages, [*(s.start for s in self.stages[1:]), math.inf], strict=True)
             if step > stage.start
         )
@@ -98,17 +98,20 @@ class Ladder:
         return replace(self, stages=tuple(stages))
 
 
-def build_ladder(recipe: Recipe, config: TokenFormerConfig, tokens_per_step: int) -> Ladder:
-    """Work out every stage of a recipe."""
-    growth = recipe.growth
+def build_ladder(
+    recipe: Recipe, config: TokenFormerBaseConfig, samples_per_step: int, samples: int | None = None
+) -> Ladder:
+    """Work out every stage of a recipe. `samples` is how many there are to train on, for budgets in epochs."""
+    growth, task = recipe.growth, recipe.task
+    units_per_step = samples_per_step * task.units_per_sample
     requests = growth.stages or [StageRecipe(steps=_single_stage_steps(recipe))]
     with torch.device("meta"):
-        model = TokenFormerForCausalLM(config)
+        model = task.model_class(config)
     stages: list[Stage] = []
     for number, request in enumerate(requests, start=1):
         step = None
         if number > 1:
-            method = request.method or growth.method
+            method = request.method or growth.method or ("rotate" if config.pattention_kind == "l2_gelu" else "split")
             step = plan_growth(
                 model,
                 request.factor,
@@ -130,23 +133,27 @@ def build_ladder(recipe: Recipe, config: TokenFormerConfig, tokens_per_step: int
             Stage(
                 number=number,
                 start=stages[-1].end if stages else 0,
-                steps=_steps(request, tokens_per_step),
+                steps=_steps(request, units_per_step, samples),
                 config=model.config,
                 parameters=parameters,
-                flops_per_token=training_flops_per_token(model.config, recipe.data.block_length),
+                flops_per_unit=task.flops(model.config)[1],
                 growth=step,
                 adam=request.adam or growth.adam,
                 trains=(request.trains or growth.trains) if number > 1 else "all",
             )
         )
-    return Ladder(tuple(stages), growth, tokens_per_step)
+    return Ladder(tuple(stages), growth, task.unit, units_per_step)
 
 
-def _steps(request: StageRecipe, tokens_per_step: int) -> int:
+def _steps(request: StageRecipe, units_per_step: int, samples: int | None) -> int:
     if request.steps is not None:
         return request.steps
-    assert request.tokens is not None
-    return max(1, round(request.tokens / tokens_per_step))
+    units = request.tokens or request.images
+    if units is None:
+        assert request.epochs is not None
+        assert samples is not None
+        units = request.epochs * samples
+    return max(1, round(units / units_per_step))
 
 
 def _single_stage_steps(recipe: Recipe) -> int:

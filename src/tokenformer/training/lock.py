@@ -24,8 +24,9 @@ def run_lock(folder: Path, processes: PartialState) -> Iterator[None]:
                     f"{folder} cannot be written ({error.strerror}); give another training.output_dir"
                 ) from error
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+                # Not flock, which the data loader's workers would inherit, and keep for seconds after a kill.
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
                 raise BadRequestError(
                     f"another process is training in {folder}; wait for it, or give another training.output_dir"
                 ) from None

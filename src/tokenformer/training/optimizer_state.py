@@ -6,13 +6,13 @@ is written and cut again when it is read. The settings of the groups come from t
 """
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
+
+from .shards import gathered, like
 
 FILE = "optimizer.safetensors"
 
@@ -25,12 +25,8 @@ def save(folder: Path, model: nn.Module, optimizer: Optimizer, *, carried: State
 
     `carried` are states of parameters that this optimizer does not hold, for a later stage that trains them again.
     """
-    tensors = {f"{name}/{key}": value for name, entry in carried.items() for key, value in entry.items()}
-    for name, parameter in model.named_parameters():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            whole = value.full_tensor() if isinstance(value, DTensor) else torch.as_tensor(value)
-            if write:
-                tensors[f"{name}/{key}"] = whole.detach().cpu().contiguous()
+    held = {name: optimizer.state.get(parameter, {}) for name, parameter in model.named_parameters()}
+    tensors = gathered(_flat({**held, **carried}), keep=write)
     if write:
         save_file(tensors, folder / FILE)
 
@@ -47,7 +43,7 @@ def read(folder: Path) -> State:
 
 def write(folder: Path, state: State) -> None:
     """Write states by parameter name."""
-    save_file({f"{name}/{key}": t for name, entry in state.items() for key, t in entry.items()}, folder / FILE)
+    save_file(_flat(state), folder / FILE)
 
 
 def load(folder: Path, model: nn.Module, optimizer: Optimizer) -> State:
@@ -59,13 +55,13 @@ def load(folder: Path, model: nn.Module, optimizer: Optimizer) -> State:
     state = read(folder)
     for name, parameter in model.named_parameters():
         if id(parameter) in held and name in state:
-            optimizer.state[parameter] = {key: _like(value, parameter) for key, value in state.pop(name).items()}
+            optimizer.state[parameter] = {
+                # Adam keeps its step count on the CPU.
+                key: like(value, parameter) if value.dim() else value
+                for key, value in state.pop(name).items()
+            }
     return state
 
 
-def _like(value: Tensor, parameter: Tensor) -> Any:
-    if value.dim() == 0:
-        return value  # Adam keeps its step count on the CPU
-    if isinstance(parameter, DTensor):
-        return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
-    return value.to(parameter.device)
+def _flat(state: State) -> dict[str, Tensor]:
+    return {f"{name}/{key}": torch.as_tensor(value) for name, entry in state.items() for key, value in entry.items()}

@@ -1,6 +1,6 @@
-"""The order of the data: one fixed sequence of blocks for the whole ladder.
+"""The order of the data: one fixed sequence of blocks or images for the whole ladder.
 
-Sample i of a run is the same block whatever the stage, the number of processes, or how often the run was resumed. Of
+Sample i of a run is the same one whatever the stage, the number of processes, or how often the run was resumed. Of
 prepared data, epoch e is a permutation drawn from (seed, e); of a stream, the order is the stream's own, and its place
 is kept with every checkpoint. Epochs follow each other without end.
 """
@@ -14,6 +14,9 @@ from torch.utils.data import Dataset, IterableDataset
 
 from ..data import BlockStream
 
+# Where a stream of data stands; prepared data needs no more than the step.
+STREAM_FILE = "stream.pt"
+
 
 class OrderedBlocks(Dataset):
     """`samples` items of a map-style dataset, shuffled epoch by epoch."""
@@ -26,12 +29,23 @@ class OrderedBlocks(Dataset):
     def __len__(self) -> int:
         return self.samples
 
-    def __getitem__(self, index: int) -> Any:
+    def row(self, index: int) -> int:
+        """Which item of the dataset is sample `index` of the run."""
         epoch, position = divmod(index, len(self.blocks))
         if epoch != self._epoch:
             self._order = np.random.default_rng((self.seed, epoch)).permutation(len(self.blocks))
             self._epoch = epoch
-        return self.blocks[int(self._order[position])]
+        return int(self._order[position])
+
+    def __getitem__(self, index: int) -> Any:
+        return self.blocks[self.row(index)]
+
+
+class OrderedImages(OrderedBlocks):
+    """The same order of images, each augmented for its place in the run."""
+
+    def __getitem__(self, index: int) -> Any:
+        return self.blocks.augmented(self.row(index), index)
 
 
 class StreamedBlocks(IterableDataset):

@@ -15,14 +15,16 @@ from torch.distributed.tensor import DTensor
 from transformers.distributed import DistributedConfig
 
 from ..errors import BadRequestError
-from ..models import TokenFormerForCausalLM
+from ..models import TokenFormerPreTrainedModel
 
 
-def load_model(checkpoint: Path, parallel: str, processes: PartialState) -> TokenFormerForCausalLM:
+def load_model(
+    kind: type[TokenFormerPreTrainedModel], checkpoint: Path, parallel: str, processes: PartialState
+) -> TokenFormerPreTrainedModel:
     """The model of a checkpoint in fp32, whole or cut up over the processes."""
     if parallel == "ddp" or processes.num_processes == 1:
-        return TokenFormerForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-    model = TokenFormerForCausalLM.from_pretrained(
+        return kind.from_pretrained(checkpoint, dtype=torch.float32)
+    model = kind.from_pretrained(
         checkpoint, dtype=torch.float32, distributed_config=DistributedConfig(fsdp_size=processes.num_processes)
     )
     whole = [name for name, parameter in model.named_parameters() if not isinstance(parameter, DTensor)]

@@ -6,21 +6,23 @@ Defaults < recipe < command line. Leaves: a Recipe, or a one-line error that nam
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from transformers import TrainingArguments
 
-from ..data import DataConfig
+from ..data import DataConfig, ImageConfig
 from ..errors import BadFileError, BadRequestError, did_you_mean, one_line
 from ..growth import METHODS
-from ..models import TokenFormerConfig
+from .image_task import ImageTask
+from .sections import Loader, check_known, fits, said, structured
+from .task import Task
+from .text_task import TextTask
 
 # What differs from TrainingArguments' own defaults: the paper's optimizer, and nothing reported to anyone unasked.
 TRAINING_DEFAULTS: dict[str, Any] = {
@@ -37,12 +39,13 @@ TRAINING_DEFAULTS: dict[str, Any] = {
     "seed": 0,
     "report_to": "none",
 }
-# Keys of the training section that are ours.
-OUR_TRAINING = {
+# Keys of the training section that are ours, beside those of a task.
+OUR_TRAINING: dict[str, Any] = {
     "parallel": "ddp",  # or fsdp
-    "global_batch": None,  # blocks a step over all processes; overrides per_device_train_batch_size
-    "validation_blocks": 256,  # the most that one validation looks at
+    "global_batch": None,  # blocks or images a step over all processes; overrides per_device_train_batch_size
     "keep_checkpoints": 2,  # besides the one before the decay and every stage's model
+    "ema": None,  # the decay of the weights' moving average; None: none
+    "layer_decay": 1.0,  # of the learning rate from block to block; 1: none
 }
 # Fields of TrainingArguments that the ladder decides, and what to say instead.
 DECIDED = {
@@ -63,9 +66,20 @@ DECIDED = {
     "load_best_model_at_end": "the stages' models",
     "disable_tqdm": "a log file instead of a terminal",
     "ignore_data_skip": "data.streaming",
-    "prediction_loss_only": "nothing: validation is the loss",
+    "prediction_loss_only": "nothing: validation keeps no predictions",
     "remove_unused_columns": "nothing: there are none",
 }
+# Keys of the training section that must be whole numbers, if there at all.
+WHOLE_NUMBERS = (
+    "save_steps",
+    "eval_steps",
+    "logging_steps",
+    "keep_checkpoints",
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
+    "gradient_accumulation_steps",
+    "global_batch",
+)
 SECTIONS = ("name", "model", "data", "training", "growth")
 
 
@@ -78,6 +92,8 @@ class StageRecipe:
     num_tokens: dict[str, int] | None = None
     steps: int | None = None
     tokens: float | None = None
+    images: float | None = None
+    epochs: float | None = None
     method: str | None = None
     adam: str | None = None
     trains: str | None = None
@@ -88,7 +104,7 @@ class GrowthRecipe:
     """The ladder. Without stages the model trains for training.max_steps and does not grow."""
 
     stages: list[StageRecipe] = field(default_factory=list)
-    method: str = "split"
+    method: str | None = None  # None: rotate, or split where Pattention is not l2_gelu
     noise: float = 1.0
     seed: int = 0
     adam: str = "carry"
@@ -101,6 +117,11 @@ class GrowthRecipe:
     patience: int = 3
     min_improvement: float = 0.002
     max_parameters: float | None = None
+
+    @property
+    def in_epochs(self) -> bool:
+        """Whether the length of the data must be known to say how long the ladder is."""
+        return any(stage.epochs is not None for stage in self.stages)
 
 
 CHOICES = {
@@ -118,9 +139,20 @@ class Recipe:
 
     name: str
     model: dict[str, Any]
-    data: DataConfig
+    data: DataConfig | ImageConfig
     training: dict[str, Any]
     growth: GrowthRecipe
+
+    @property
+    def task(self) -> Task:
+        """What is particular to the data: text or images."""
+        return ImageTask(self.data) if isinstance(self.data, ImageConfig) else TextTask(self.data)
+
+    @property
+    def trainer_arguments(self) -> dict[str, Any]:
+        """Those of the training section that are TrainingArguments' own."""
+        ours = {*OUR_TRAINING, *self.task.settings}
+        return {key: value for key, value in self.training.items() if key not in ours}
 
     def to_yaml(self) -> str:
         """The resolved recipe, as it is kept beside the checkpoints."""
@@ -134,7 +166,7 @@ def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     """Read a recipe file and apply `section.key=value` overrides to it."""
     path = Path(path)
     try:
-        given = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        given = yaml.load(path.read_text(encoding="utf-8"), Loader)
     except FileNotFoundError:
         raise BadRequestError(f"{path} does not exist; give the path of a recipe, as recipes/demo.yaml") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -146,7 +178,7 @@ def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
         if not re.match(r"^[\w.\[\]]+=", override):
             raise BadRequestError(f"{override!r} is not an override; write section.key=value, as training.seed=1")
     try:
-        dotted = {key: yaml.load(value, _Loader) for key, _, value in (o.partition("=") for o in overrides)}
+        dotted = {key: yaml.load(value, Loader) for key, _, value in (o.partition("=") for o in overrides)}
         config = OmegaConf.create(given)
         for key, value in dotted.items():
             OmegaConf.update(config, key, value, merge=False)
@@ -158,60 +190,77 @@ def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
 
 
 def _check(given: dict[Any, Any], path: Path) -> Recipe:
-    _known(given, SECTIONS, f"{path}")
+    check_known(given, SECTIONS, f"{path}", {})
     sections = {name: given.get(name) or {} for name in SECTIONS[1:]}
     for name, section in sections.items():
         if not isinstance(section, dict):
             raise BadRequestError(f"{path}: {name} is {section!r}; a section is a list of keys and values")
     if sections["growth"].get("stages") and "max_steps" in sections["training"]:
         raise BadRequestError(f"{path}: training.max_steps is given, and the budget is in growth.stages; leave it out")
+    mine, other = (ImageTask, TextTask) if "images" in sections["data"] else (TextTask, ImageTask)
+    data = structured(
+        mine.data_class, sections["data"], f"{path}: data", _elsewhere(get_type_hints(other.data_class), mine, other)
+    )
     return Recipe(
         name=str(given.get("name") or path.stem),
-        model=_check_model(sections["model"], path),
-        data=_structured(DataConfig, sections["data"], f"{path}: data"),
-        training=_check_training(sections["training"], path),
-        growth=_check_growth(sections["growth"], path),
+        model=_check_model(sections["model"], path, mine, other),
+        data=data,
+        training=_check_training(sections["training"], path, mine, other),
+        growth=_check_growth(sections["growth"], path, mine, other),
     )
 
 
-def _check_model(section: dict[str, Any], path: Path) -> dict[str, Any]:
-    fields = [f.name for f in dataclasses.fields(TokenFormerConfig)]
-    _known(section, ["preset", "checkpoint", *fields], f"{path}: model")
+def _elsewhere(keys: Iterable[str], mine: type[Task], other: type[Task]) -> dict[str, str]:
+    """What to say of keys that the other kind of recipe has."""
+    return dict.fromkeys(keys, f"is for {other.kind}, and this is {mine.kind} ({mine.mark})")
+
+
+def _check_model(section: dict[str, Any], path: Path, mine: type[Task], other: type[Task]) -> dict[str, Any]:
+    known, others = (
+        ["preset", "checkpoint", *task.model_keys, *(f.name for f in dataclasses.fields(task.config_class))]
+        for task in (mine, other)
+    )
+    check_known(section, known, f"{path}: model", _elsewhere(others, mine, other))
     return section
 
 
-def _check_training(section: dict[str, Any], path: Path) -> dict[str, Any]:
+def _check_training(section: dict[str, Any], path: Path, mine: type[Task], other: type[Task]) -> dict[str, Any]:
     fields = {f.name: f for f in dataclasses.fields(TrainingArguments) if f.init}
-    for key, instead in DECIDED.items():
+    decided = {**DECIDED, **mine.decided}
+    for key, instead in decided.items():
         if key in section:
             raise BadRequestError(f"{path}: training.{key} is decided by the ladder; use {instead}")
-    _known(section, [*OUR_TRAINING, *(set(fields) - set(DECIDED))], f"{path}: training")
-    training = {**TRAINING_DEFAULTS, **OUR_TRAINING, **section}
-    for key in ("save_steps", "eval_steps", "logging_steps", "keep_checkpoints", "validation_blocks"):
-        if not isinstance(training[key], int) or training[key] < 1:
-            raise BadRequestError(
-                f"{path}: training.{key} is {training[key]!r}; a whole number of at least 1 is needed"
-            )
+    known = [*OUR_TRAINING, *mine.settings, *(set(fields) - set(decided))]
+    check_known(section, known, f"{path}: training", _elsewhere(other.settings, mine, other))
+    training = {**TRAINING_DEFAULTS, **OUR_TRAINING, **mine.settings, **section}
     hints = get_type_hints(TrainingArguments)
     for key, value in section.items():
-        if key in hints and not _fits(value, hints[key]):
-            raise BadRequestError(f"{path}: training.{key} is {value!r}; {_said(fields[key].type)} is needed")
-    for key in ("per_device_train_batch_size", "gradient_accumulation_steps", "global_batch"):
+        if key in hints and not fits(value, hints[key]):
+            raise BadRequestError(f"{path}: training.{key} is {value!r}; {said(fields[key].type)} is needed")
+    unset = {**OUR_TRAINING, **mine.settings}
+    for key in (*WHOLE_NUMBERS, *mine.settings):
         value = training.get(key, 1)
-        if value is not None and (not isinstance(value, int) or value < 1):
+        if not (value is None and unset.get(key, 1) is None) and (not isinstance(value, int) or value < 1):
             raise BadRequestError(f"{path}: training.{key} is {value!r}; a whole number of at least 1 is needed")
     if training["parallel"] not in ("ddp", "fsdp"):
         raise BadRequestError(f"{path}: training.parallel is {training['parallel']!r}; choose ddp or fsdp")
+    ema, layer_decay = training["ema"], training["layer_decay"]
+    if ema is not None and not (fits(ema, float) and 0 < ema < 1):
+        raise BadRequestError(f"{path}: training.ema is {ema!r}; a decay above 0 and below 1 is needed, as 0.9998")
+    if not (fits(layer_decay, float) and 0 < layer_decay <= 1):
+        raise BadRequestError(
+            f"{path}: training.layer_decay is {layer_decay!r}; above 0 and at most 1 is needed, as 0.75 (1: none)"
+        )
     return training
 
 
-def _check_growth(section: dict[str, Any], path: Path) -> GrowthRecipe:
+def _check_growth(section: dict[str, Any], path: Path, mine: type[Task], other: type[Task]) -> GrowthRecipe:
     section = dict(section)
     stages = section.pop("stages", None) or []
     if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
         raise BadRequestError(f"{path}: growth.stages is {stages!r}; a list of stages is needed")
-    growth = _structured(GrowthRecipe, section, f"{path}: growth")
-    growth.stages = [_structured(StageRecipe, stage, f"{path}: growth.stages[{i}]") for i, stage in enumerate(stages)]
+    growth = structured(GrowthRecipe, section, f"{path}: growth")
+    growth.stages = [structured(StageRecipe, stage, f"{path}: growth.stages[{i}]") for i, stage in enumerate(stages)]
     for where, holder in [("growth", growth), *((f"growth.stages[{i}]", s) for i, s in enumerate(growth.stages))]:
         for key, choices in CHOICES.items():
             value = getattr(holder, key, None)
@@ -222,59 +271,14 @@ def _check_growth(section: dict[str, Any], path: Path) -> GrowthRecipe:
         if len(sizes) != (0 if i == 0 else 1):
             rule = "the first stage has the model's own size" if i == 0 else "give one of factor, to, num_tokens"
             raise BadRequestError(f"{path}: growth.stages[{i}] has {' and '.join(sizes) or 'no size'}; {rule}")
-        if (stage.steps is None) == (stage.tokens is None):
-            raise BadRequestError(f"{path}: growth.stages[{i}] needs a budget: one of steps and tokens")
-        budget = stage.steps if stage.tokens is None else stage.tokens
-        if not budget > 0:
-            raise BadRequestError(f"{path}: growth.stages[{i}] has a budget of {budget}; it must be above 0")
+        foreign = {key: value for key, value in vars(stage).items() if key in other.budgets and value is not None}
+        check_known(foreign, mine.budgets, f"{path}: growth.stages[{i}]", _elsewhere(other.budgets, mine, other))
+        budgets = [value for key in mine.budgets if (value := getattr(stage, key)) is not None]
+        if len(budgets) != 1:
+            known = f"{', '.join(mine.budgets[:-1])} and {mine.budgets[-1]}"
+            raise BadRequestError(f"{path}: growth.stages[{i}] needs a budget: one of {known}")
+        if not budgets[0] > 0:
+            raise BadRequestError(f"{path}: growth.stages[{i}] has a budget of {budgets[0]}; it must be above 0")
     if growth.trigger == "plateau" and len(growth.stages) < 2:
         raise BadRequestError(f"{path}: growth.trigger is plateau, and there is no second stage to grow into")
     return growth
-
-
-def _known(section: Mapping[Any, Any], known: Iterable[str], where: str) -> None:
-    known = list(known)
-    for key in section:
-        if key not in known:
-            raise BadRequestError(f"{where}: {key!r} is not known; {did_you_mean(str(key), known)}")
-
-
-def _structured(cls: Any, section: Mapping[str, Any], where: str) -> Any:
-    """An instance of a dataclass, with the type of every value checked. omegaconf's own check knows no `str | list`."""
-    hints = get_type_hints(cls)
-    _known(section, hints, where)
-    for key, value in section.items():
-        if not _fits(value, hints[key]):
-            raise BadRequestError(f"{where}.{key} is {value!r}; {_said(cls.__annotations__[key])} is needed")
-    return cls(**section)
-
-
-def _said(annotation: Any) -> str:
-    return str(annotation).replace("<class '", "").replace("'>", "")
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value read from YAML is of a type. A whole number will do for a float."""
-    if isinstance(hint, UnionType) or get_origin(hint) is Union:
-        return any(_fits(value, choice) for choice in get_args(hint))
-    if get_origin(hint) is list:
-        return isinstance(value, list) and all(_fits(item, get_args(hint)[0]) for item in value)
-    if get_origin(hint) is dict:
-        return isinstance(value, dict) and all(_fits(item, get_args(hint)[1]) for item in value.values())
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    # Types that YAML has not, such as enumerations, are left to whoever takes them.
-    return isinstance(value, hint) if hint in (str, bool, dict, list, type(None)) else True
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML that reads 6e-4 and 2e9 as numbers: the standard wants a point in them."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:\d[\d_]*)(?:\.\d*)?[eE][-+]?\d+$"),
-    list("-+0123456789"),
-)

@@ -3,7 +3,7 @@
     RUN/recipe.yaml          the resolved recipe
     RUN/metrics.jsonl        measurements over the whole run
     RUN/stage-1/checkpoint-N the state of training at step N; the newest few are kept
-    RUN/stage-1/model        the stage's model, an ordinary folder with its tokenizer
+    RUN/stage-1/model        the stage's model, an ordinary folder with its tokenizer or image processor
     RUN/stage-1/result.json  what the stage ended with
 
 Everything a run needs to go on is in these files, each of which appears whole or not at all, so that the same command
@@ -12,48 +12,33 @@ carries on after any end.
 
 import json
 import shutil
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import gather_object
 from rich.console import Console
-from torch.utils.data import DataLoader, Subset
-from transformers import TrainerControl, TrainerState, TrainingArguments, set_seed
+from transformers import TrainerControl, TrainerState, set_seed
 
-from ..data import BlockStream, PreparedData, prepare
-from ..errors import BadFileError, BadRequestError, BadResultError, one_line
+from ..errors import BadFileError, BadRequestError
 from ..files import replace_file
-from ..models import TokenFormerConfig, TokenFormerForCausalLM
-from .callbacks import Bar, Metrics, Milestones, Plateau, Signals
+from ..models.loading import read_tokenformer
+from .average import FILE as AVERAGE_FILE
+from .average import averaged_model
+from .callbacks import Metrics, Signals
 from .checkpoint import checkpoint_step, checkpoints, last_good, new_checkpoint, remove_partials
-from .frozen import FrozenRows
 from .grow_checkpoint import grow_checkpoint
 from .ladder import Ladder, Stage, build_ladder
 from .lock import run_lock
+from .measure import check_growth, validation_names
 from .optimizer_state import FILE as OPTIMIZER_FILE
-from .order import OrderedBlocks, StreamedBlocks
-from .parallel import load_model, reshard, say_what_is_parallel
-from .recipe import OUR_TRAINING, Recipe
-from .setup import (
-    check_data,
-    check_same_recipe,
-    first_config,
-    local_batch,
-    passed_over,
-    run_folder,
-    tokens_per_step,
-)
-from .trainer import STREAM_FILE, LadderTrainer
-
-# Exact growth must not be felt: more than rounding means that something is wrong.
-LARGEST_RISE = 1e-3
-
-
-class GrowthRiseError(BadResultError):
-    """The validation loss rose at the moment of an exact growth step."""
+from .parallel import load_model, say_what_is_parallel
+from .recipe import Recipe
+from .setting import Setting, stage_folder
+from .setup import check_same_recipe, first_config, local_batch, passed_over, run_folder, samples_per_step
+from .trainer import LadderTrainer
 
 
 class StoppedError(Exception):
@@ -64,55 +49,20 @@ class StoppedError(Exception):
         self.exit_code = 128 + signal_number
 
 
-@dataclass
-class Setting:
-    """What all stages of a run share."""
-
-    recipe: Recipe
-    folder: Path
-    data: PreparedData
-    processes: PartialState
-    console: Console
-    metrics: Metrics
-    signals: Signals
-
-    def arguments(self, stage: Stage) -> TrainingArguments:
-        """Trainer's settings for a stage."""
-        ours = {key: value for key, value in self.recipe.training.items() if key not in OUR_TRAINING}
-        batch = local_batch(self.recipe, self.processes.num_processes)
-        return TrainingArguments(
-            **{
-                **ours,
-                "output_dir": str(stage_folder(self.folder, stage.number)),
-                "max_steps": stage.end,
-                "per_device_train_batch_size": batch,
-                "use_cpu": not torch.cuda.is_available(),
-                "save_strategy": "steps",
-                "eval_strategy": "steps" if self.data.validation is not None else "no",
-                "prediction_loss_only": True,
-                "train_sampling_strategy": "sequential",
-                # A stream starts at its place; of prepared data Trainer passes over what has been used.
-                "ignore_data_skip": self.recipe.data.streaming,
-                "remove_unused_columns": False,
-                "logging_nan_inf_filter": False,
-                "ddp_find_unused_parameters": False,
-                "disable_tqdm": True,
-            }
-        )
-
-
 def train(recipe: Recipe, console: Console | None = None) -> Path:
     """Run a recipe to its end, or carry it on; returns the folder of the last stage's model."""
     console = console or Console(stderr=True)
     # The first process may prepare data for hours while the others wait.
     processes = PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(days=7))
-    folder = run_folder(recipe)
-    check_data(recipe)
+    folder, task = run_folder(recipe), recipe.task
+    task.check(recipe.training, local_batch(recipe, processes.num_processes))
     with run_lock(folder, processes):
         check_same_recipe(recipe, folder)
         with processes.main_process_first():
-            data = prepare(recipe.data, console=console if processes.is_main_process else Console(quiet=True))
-        ladder = build_ladder(recipe, first_config(recipe, data), tokens_per_step(recipe, processes.num_processes))
+            data = task.prepare(console if processes.is_main_process else Console(quiet=True))
+        samples = len(data.train) if recipe.growth.in_epochs else None
+        per_step = samples_per_step(recipe, processes.num_processes)
+        ladder = build_ladder(recipe, first_config(recipe, data), per_step, samples)
         setting = Setting(
             recipe, folder, data, processes, console, Metrics(folder / "metrics.jsonl", ladder), Signals()
         )
@@ -124,11 +74,6 @@ def train(recipe: Recipe, console: Console | None = None) -> Path:
                 ladder = _start_of_stage(setting, ladder, number)
                 _run_stage(setting, ladder, ladder.stages[number - 1])
     return stage_folder(folder, len(ladder.stages)) / "model"
-
-
-def stage_folder(folder: Path, number: int) -> Path:
-    """A stage's folder."""
-    return folder / f"stage-{number}"
 
 
 def _start_of_stage(setting: Setting, ladder: Ladder, number: int) -> Ladder:
@@ -148,13 +93,14 @@ def _start_of_stage(setting: Setting, ladder: Ladder, number: int) -> Ladder:
             step = checkpoint_step(source)
             assert stage.growth is not None
             grow_checkpoint(source, folder / f"checkpoint-{step}", stage.growth, stage.adam)
-        _write_json(folder / "start.json", {"step": step, "tokens_per_step": ladder.tokens_per_step})
+        _write_json(folder / "start.json", {"step": step, f"{ladder.unit}_per_step": ladder.units_per_step})
     setting.processes.wait_for_everyone()
     start = json.loads((folder / "start.json").read_text())
-    if start["tokens_per_step"] != ladder.tokens_per_step:
+    per_step = start[f"{ladder.unit}_per_step"]
+    if per_step != ladder.units_per_step:
         raise BadRequestError(
-            f"{setting.folder} was started with {start['tokens_per_step']:,} tokens a step, and now it would be "
-            f"{ladder.tokens_per_step:,}; set training.global_batch so that processes and accumulation give the same"
+            f"{setting.folder} was started with {per_step:,} {ladder.unit} a step, and now it would be "
+            f"{ladder.units_per_step:,}; set training.global_batch so that processes and accumulation give the same"
         )
     ladder = ladder.started_at(number, start["step"])
     setting.metrics.ladder = ladder
@@ -176,19 +122,24 @@ def _first_checkpoint(setting: Setting, stage: Stage, target: Path) -> None:
     """The model as it is before the first step, so that every start is a continuation."""
     set_seed(setting.recipe.training["seed"])
     given = setting.recipe.model.get("checkpoint")
-    if given is None:
-        model = TokenFormerForCausalLM(stage.config)
-    else:
-        model = TokenFormerForCausalLM.from_pretrained(given, dtype=torch.float32)
+    model, same = setting.task.first_model(stage.config, given)
     with new_checkpoint(target) as folder:
-        model.config.chunked_loss = True
         model.save_pretrained(folder)
+        setting.task.save_beside(setting.data, folder)
         batch = local_batch(setting.recipe, setting.processes.num_processes)
         state = TrainerState(train_batch_size=batch, stateful_callbacks=[TrainerControl()])  # type: ignore[list-item]
         state.compute_steps(setting.arguments(stage), stage.end)
         state.save_to_json(str(folder / "trainer_state.json"))
-        if given is not None and (Path(given) / OPTIMIZER_FILE).exists():
-            shutil.copy2(Path(given) / OPTIMIZER_FILE, folder)
+        if given is None:
+            return
+        if not same:
+            setting.console.print(
+                f"{given} was trained for other outputs: its last layer starts afresh, and Adam too", soft_wrap=True
+            )
+            return
+        for name in (OPTIMIZER_FILE, *([AVERAGE_FILE] if setting.recipe.training["ema"] else [])):
+            if (Path(given) / name).exists():
+                shutil.copy2(Path(given) / name, folder)
 
 
 def _verified(setting: Setting, number: int) -> Path:
@@ -219,15 +170,15 @@ def _run_stage(setting: Setting, ladder: Ladder, stage: Stage) -> None:
     checkpoint = checkpoints(folder)[-1]
     step = checkpoint_step(checkpoint)
     set_seed(setting.recipe.training["seed"])
-    model = load_model(checkpoint, setting.recipe.training["parallel"], setting.processes)
-    trainer = _trainer(setting, ladder, stage, model, checkpoint)
+    model = load_model(setting.task.model_class, checkpoint, setting.recipe.training["parallel"], setting.processes)
+    trainer = setting.trainer(ladder, stage, model, checkpoint)
     if setting.processes.is_main_process:
         setting.metrics.forget_after(stage.number, step)
         say_what_is_parallel(setting.console, model, setting.recipe.training["parallel"], setting.processes)
         _say_stage(setting.console, ladder, stage, step)
     if step == stage.start and stage.growth is not None:
-        _check_growth(setting, stage, trainer)
-    if step < stage.end and not _ended_early(setting, ladder, stage, checkpoint):
+        _measure_growth(setting, stage, trainer)
+    if step < stage.end and not setting.ended_early(ladder, stage, checkpoint):
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint))
         finally:
@@ -237,46 +188,12 @@ def _run_stage(setting: Setting, ladder: Ladder, stage: Stage) -> None:
     _finish_stage(setting, stage, trainer, folder)
 
 
-def _trainer(setting: Setting, ladder: Ladder, stage: Stage, model: Any, checkpoint: Path) -> LadderTrainer:
-    plateau = _plateau(setting, ladder, stage)
-    bar = Bar(setting.console, ladder)
-    callbacks = [setting.metrics, setting.signals, Milestones(ladder), bar]
-    if plateau is not None:
-        callbacks.append(plateau)
-    held_out, validation = setting.data.validation, None
-    if held_out is not None:
-        validation = Subset(held_out, range(min(len(held_out), setting.recipe.training["validation_blocks"])))
-    try:
-        return LadderTrainer(
-            model=model,
-            args=setting.arguments(stage),
-            ladder=ladder,
-            bar=bar,
-            keep=setting.recipe.training["keep_checkpoints"],
-            frozen=FrozenRows(model, stage.growth) if stage.trains == "new" and stage.growth else None,
-            train_dataset=_ordered(setting, ladder, checkpoint),
-            eval_dataset=validation,
-            callbacks=callbacks,
-        )
-    except (ValueError, TypeError, ImportError, RuntimeError) as error:
-        raise BadRequestError(f"training: {one_line(error)}") from error
-
-
-def _ordered(setting: Setting, ladder: Ladder, checkpoint: Path) -> OrderedBlocks | StreamedBlocks:
-    """The training data in the order of the run."""
-    train, blocks_per_step = setting.data.train, ladder.tokens_per_step // setting.recipe.data.block_length
-    if isinstance(train, BlockStream):
-        path = checkpoint / STREAM_FILE
-        state = torch.load(path, weights_only=True) if path.exists() else None
-        return StreamedBlocks(train, blocks_per_step, checkpoint_step(checkpoint), state)
-    return OrderedBlocks(train, ladder.stages[-1].end * blocks_per_step, setting.recipe.data.seed)
-
-
-def _check_growth(setting: Setting, stage: Stage, trainer: LadderTrainer) -> None:
-    """Measure the validation loss just after growth and compare it with the one just before."""
+def _measure_growth(setting: Setting, stage: Stage, trainer: LadderTrainer) -> None:
+    """Validate just after growth, and compare with what the stage before ended with."""
     assert stage.growth is not None
-    before = json.loads((stage_folder(setting.folder, stage.number - 1) / "result.json").read_text())
-    after = _validation_loss(setting, trainer)
+    folder = stage_folder(setting.folder, stage.number - 1)
+    before = json.loads((folder / "result.json").read_text())
+    after = validation_names(trainer.measured())
     if setting.processes.is_main_process:
         setting.metrics.write(
             "growth",
@@ -284,82 +201,41 @@ def _check_growth(setting: Setting, stage: Stage, trainer: LadderTrainer) -> Non
             stage.start,
             method=stage.growth.method,
             parameters_before=before["parameters"],
-            validation_loss_before=before["validation_loss"],
-            validation_loss_after=after,
+            **{f"{name}_before": before.get(name) for name in after},
+            **{f"{name}_after": value for name, value in after.items()},
         )
-    if after is None or before["validation_loss"] is None:
-        return
-    rise = after - before["validation_loss"]
-    if stage.growth.method != "random" and not rise <= LARGEST_RISE:
-        raise GrowthRiseError(
-            f"the validation loss rose from {before['validation_loss']:.4f} to {after:.4f} when the model grew into "
-            f"stage {stage.number} by {stage.growth.method}, which must not change it; the run as it was before is in "
-            f"{stage_folder(setting.folder, stage.number - 1)}"
-        )
-
-
-@torch.no_grad()
-def _validation_loss(setting: Setting, trainer: LadderTrainer) -> float | None:
-    """The mean loss over the validation blocks, each process over all of them.
-
-    Not Trainer's own evaluation: called outside of training it prepares the model in a way that `train` then takes for
-    done, and gradients are not shared any more.
-    """
-    blocks: Any = trainer.eval_dataset
-    if blocks is None:
-        return None
-    model = trainer.plain_model.eval()
-    # In fp32, also where accelerate has put mixed precision around the forward pass, as it has after training.
-    mixed = model.__dict__.pop("forward", None)
-    total, count = 0.0, 0
-    for batch in DataLoader(blocks, setting.recipe.training["per_device_eval_batch_size"]):
-        loss = model(**{key: value.to(trainer.args.device) for key, value in batch.items()}).loss
-        total, count = total + loss.item() * len(batch["input_ids"]), count + len(batch["input_ids"])
-    if mixed is not None:
-        model.forward = mixed
-    reshard(model)
-    return total / count
+    check_growth(before, after, stage.number, stage.growth.method, folder)
 
 
 def _finish_stage(setting: Setting, stage: Stage, trainer: LadderTrainer, folder: Path) -> None:
     """Keep the stage's model as an ordinary folder, and write down what it ended with."""
     checkpoint = checkpoints(folder)[-1]
     step = checkpoint_step(checkpoint)
-    loss = _validation_loss(setting, trainer)
+    measured = validation_names(trainer.measured())
+    bad = sorted(set(gather_object(setting.task.bad_samples(setting.data))))
     if setting.processes.is_main_process:
+        if bad:
+            setting.console.print(
+                f"{setting.task.unit} so far that could not be read, whose places others took: {len(bad):,}; the "
+                f"first: {bad[0]}",
+                soft_wrap=True,
+            )
+        weights = "averaged" if trainer.average is not None else "last"
         _save_model(setting, checkpoint, folder / "model")
-        setting.metrics.write("stage_end", stage.number, step, validation_loss=loss)
-        result = {"step": step, "parameters": stage.parameters, "validation_loss": loss}
+        setting.metrics.write("stage_end", stage.number, step, weights=weights, **measured)
+        result = {"step": step, "parameters": stage.parameters, "weights": weights, **measured}
         _write_json(folder / "result.json", result)
     setting.processes.wait_for_everyone()
 
 
 def _save_model(setting: Setting, checkpoint: Path, target: Path) -> None:
+    """The averaged weights, if there are any."""
+    averaged = averaged_model(checkpoint) if setting.recipe.training["ema"] else None
+    model = averaged[0] if averaged else read_tokenformer(checkpoint)
+    setting.task.for_use(model.config)
     with new_checkpoint(target) as folder:
-        for path in checkpoint.iterdir():
-            if path.name.endswith((".safetensors", ".json", ".py", ".md")) and path.name not in (
-                OPTIMIZER_FILE,
-                "trainer_state.json",
-                "MANIFEST.json",
-            ):
-                shutil.copy2(path, folder)
-        config = TokenFormerConfig.from_pretrained(folder)
-        config.chunked_loss = False
-        config.save_pretrained(folder)
-        setting.data.tokenizer.save_pretrained(folder)
-
-
-def _ended_early(setting: Setting, ladder: Ladder, stage: Stage, checkpoint: Path) -> bool:
-    """Whether a plateau had ended the stage at this checkpoint when the run died."""
-    plateau = _plateau(setting, ladder, stage)
-    return plateau is not None and plateau.reached(TrainerState.load_from_json(str(checkpoint / "trainer_state.json")))
-
-
-def _plateau(setting: Setting, ladder: Ladder, stage: Stage) -> Plateau | None:
-    growth = setting.recipe.growth
-    if growth.trigger != "plateau" or stage.number == len(ladder.stages):
-        return None
-    return Plateau(growth.patience, growth.min_improvement, stage.start)
+        model.save_pretrained(folder)
+        setting.task.save_beside(setting.data, folder)
 
 
 def _say_stage(console: Console, ladder: Ladder, stage: Stage, step: int) -> None:

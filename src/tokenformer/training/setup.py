@@ -1,17 +1,18 @@
 """What follows from a recipe for its run: folder, first configuration, batch, and whether it is the same run.
 
-Enters: a recipe, a tokenizer's vocabulary, the number of processes. Leaves: what `run` and `dry_run` need of them.
+Enters: a recipe, what is known of its data, the number of processes. Leaves: what `run` and `dry_run` need of them.
 """
 
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import yaml
 from huggingface_hub.errors import StrictDataclassError
 
 from ..errors import BadRequestError, one_line
-from ..models import TokenFormerConfig
-from .recipe import Recipe
+from ..models import TokenFormerBaseConfig
+from ..models.loading import read_config_of
+from .recipe import Recipe, load_recipe
 
 # What may differ when a run is carried on: it does not change what is computed.
 MAY_CHANGE = {
@@ -21,6 +22,7 @@ MAY_CHANGE = {
     "training.per_device_train_batch_size",
     "training.per_device_eval_batch_size",
     "training.gradient_accumulation_steps",
+    "training.dataloader_num_workers",
     "training.keep_checkpoints",
     "training.save_steps",
     "training.eval_steps",
@@ -35,59 +37,25 @@ def run_folder(recipe: Recipe) -> Path:
     return Path(recipe.training.get("output_dir") or Path("runs") / recipe.name)
 
 
-class Vocabulary(Protocol):
-    """What a model has to know of a tokenizer. Prepared data is one."""
-
-    vocab_size: int
-    eos_token_id: int
-
-
-def first_config(recipe: Recipe, vocabulary: Vocabulary | None) -> TokenFormerConfig:
-    """The configuration of the first stage's model. What the recipe leaves open follows from the tokenizer."""
-    section = dict(recipe.model)
+def first_config(recipe: Recipe, data: Any) -> TokenFormerBaseConfig:
+    """The configuration of the first stage's model. What the recipe leaves open follows from the data."""
+    section, task = dict(recipe.model), recipe.task
     preset, checkpoint = section.pop("preset", None), section.pop("checkpoint", None)
     if checkpoint is not None:
         if not (Path(checkpoint) / "config.json").is_file():
             raise BadRequestError(
                 f"model.checkpoint is {checkpoint}, which is not a model folder: it has no config.json"
             )
-        config = TokenFormerConfig.from_pretrained(checkpoint)
+        config = read_config_of(checkpoint, task.config_class)
     else:
-        section.setdefault("max_position_embeddings", max(recipe.data.block_length, 512))
-        if vocabulary is not None:
-            section.setdefault("vocab_size", _padded(vocabulary.vocab_size))
-            section.setdefault("bos_token_id", vocabulary.eos_token_id)
-            section.setdefault("eos_token_id", vocabulary.eos_token_id)
+        section = {**task.implied(section, data), **section}
         try:
-            config = TokenFormerConfig.preset(preset, **section) if preset else TokenFormerConfig(**section)
+            config = task.config_class.preset(preset, **section) if preset else task.config_class(**section)
         except StrictDataclassError as error:
             # The sentence of the innermost error is for people; what is around it is not.
             raise BadRequestError(f"model: {one_line(error).rpartition('Error: ')[2]}") from error
-    if config.max_position_embeddings < recipe.data.block_length:
-        raise BadRequestError(
-            f"data.block_length is {recipe.data.block_length}; the model reads {config.max_position_embeddings} "
-            "(model.max_position_embeddings)"
-        )
-    if vocabulary is not None and config.vocab_size < vocabulary.vocab_size:
-        raise BadRequestError(
-            f"model.vocab_size is {config.vocab_size}; the tokenizer has {vocabulary.vocab_size} entries"
-        )
-    config.chunked_loss = True
+    task.settle(config, data)
     return config
-
-
-def _padded(entries: int) -> int:
-    """Rows of the embedding: large ones are padded to a multiple of 128, as the authors do (50,277 to 50,304)."""
-    return entries if entries < 1000 else -(-entries // 128) * 128
-
-
-def check_data(recipe: Recipe) -> None:
-    """Refuse what the data cannot do."""
-    if recipe.data.streaming and recipe.training.get("dataloader_num_workers"):
-        raise BadRequestError(
-            "training.dataloader_num_workers is given and data.streaming is true; a stream has one place only: leave "
-            "it at 0"
-        )
 
 
 def passed_over(recipe: Recipe) -> list[str]:
@@ -95,14 +63,13 @@ def passed_over(recipe: Recipe) -> list[str]:
     return [key for key in recipe.model if key != "checkpoint"] if recipe.model.get("checkpoint") else []
 
 
-def tokens_per_step(recipe: Recipe, processes: int) -> int:
-    """Tokens of one optimizer step over all processes."""
-    accumulation = recipe.training.get("gradient_accumulation_steps", 1)
-    return local_batch(recipe, processes) * processes * accumulation * recipe.data.block_length
+def samples_per_step(recipe: Recipe, processes: int) -> int:
+    """Blocks or images of one optimizer step over all processes."""
+    return local_batch(recipe, processes) * processes * recipe.training.get("gradient_accumulation_steps", 1)
 
 
 def local_batch(recipe: Recipe, processes: int) -> int:
-    """Blocks that one process reads at a time."""
+    """Blocks or images that one process reads at a time."""
     wanted = recipe.training["global_batch"]
     if wanted is None:
         return recipe.training["per_device_train_batch_size"]
@@ -118,7 +85,8 @@ def check_same_recipe(recipe: Recipe, folder: Path) -> None:
     """A run that has started is not carried on with another recipe."""
     if not (folder / "stage-1" / "start.json").exists():
         return
-    before, now = yaml.safe_load((folder / "recipe.yaml").read_text()), yaml.safe_load(recipe.to_yaml())
+    # As it would be read today: keys that have come since have their defaults.
+    before, now = (yaml.safe_load(one.to_yaml()) for one in (load_recipe(folder / "recipe.yaml"), recipe))
     for section in ("model", "data", "training", "growth"):
         for key in sorted({*before[section], *now[section]}):
             old, new = before[section].get(key), now[section].get(key)

@@ -1,5 +1,5 @@
-"""transformers' Trainer, with what a ladder needs: our schedule, named optimizer state, checkpoints that are atomic,
-frozen rows, and a stop at the first number that is not finite.
+"""transformers' Trainer, with what a ladder needs: our schedule and validation, named optimizer state, an average of
+the weights, checkpoints that are atomic, frozen rows, and a stop at the first number that is not finite.
 
 It overrides private methods of Trainer (_save_checkpoint and what it calls, _clip_grad_norm): the minor version of
 transformers is pinned for that, and tests train, kill and resume real runs.
@@ -7,6 +7,8 @@ transformers is pinned for that, and tests train, kill and resume real runs.
 
 import math
 import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,49 +20,71 @@ from transformers import PrinterCallback, Trainer, TrainingArguments
 
 from ..errors import BadResultError, one_line
 from . import optimizer_state
+from .average import WeightAverage
 from .callbacks import Bar
 from .checkpoint import KEEP, checkpoints, last_good, partial_path, prune, seal
 from .frozen import FrozenRows
 from .ladder import Ladder
-from .order import StreamedBlocks
-from .parallel import reshard
-
-# Where a stream of data stands; prepared data needs no more than the step.
-STREAM_FILE = "stream.pt"
+from .layer_rates import divide_by_depth
+from .measure import Validation, in_full_precision
+from .order import STREAM_FILE, StreamedBlocks
 
 
 class NotFiniteError(BadResultError):
     """The loss or the gradient became NaN or infinite."""
 
 
-class LadderTrainer(Trainer):
-    """Trains one stage of a ladder, up to the step at which it ends."""
+@dataclass(frozen=True)
+class Ways:
+    """How a stage is trained, beside TrainingArguments.
 
-    def __init__(
-        self, *, args: TrainingArguments, ladder: Ladder, bar: Bar, keep: int, frozen: FrozenRows | None, **more: Any
-    ):
-        self.ladder, self.bar, self.keep, self.frozen = ladder, bar, keep, frozen
+    keep: the checkpoints that stay; ema: the decay of the weights' average, or None; layer_decay: of the learning rate;
+    save_beside: writes into a checkpoint's folder what belongs to the model beside its weights.
+    """
+
+    ladder: Ladder
+    keep: int
+    ema: float | None
+    layer_decay: float
+    frozen: FrozenRows | None
+    validation: Validation | None
+    save_beside: Callable[[Path], None]
+
+
+class LadderTrainer(Trainer):
+    """Trains one stage of a ladder from a checkpoint, whose model it is given, up to the step at which it ends."""
+
+    def __init__(self, *, args: TrainingArguments, ways: Ways, bar: Bar, checkpoint: Path, **more: Any):
+        self.ways, self.ladder, self.frozen, self.bar = ways, ways.ladder, ways.frozen, bar
         self._staging: Path | None = None
         self._resumed_from: str | None = None
         self._carried: optimizer_state.State = {}
         # Trainer's constructor refuses to save and resume a model that transformers sharded at loading, because
         # its own optimizer.pt could not; ours can.
         args.save_only_model = True
-        super().__init__(args=args, **more)
+        super().__init__(args=args, eval_dataset=ways.validation and ways.validation.samples, **more)
         args.save_only_model = False
         self.remove_callback(PrinterCallback)
+        # Now that the model is on its device.
+        self.average = WeightAverage(self.plain_model, ways.ema, checkpoint) if ways.ema is not None else None
 
     @property
-    def plain_model(self) -> nn.Module:
+    def plain_model(self) -> Any:
         """The model without what accelerate put around it."""
         return self.accelerator.unwrap_model(self.model)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """As Trainer's; rows that are frozen are put back after each of its steps."""
+        """As Trainer's, with a rate by depth; after each step frozen rows are put back and weights averaged."""
         optimizer = super().create_optimizer(model)
+        if self.ways.layer_decay != 1:
+            layers = self.plain_model.config.num_hidden_layers
+            divide_by_depth(optimizer, self.plain_model, layers, self.ways.layer_decay)
         if self.frozen is not None:
             frozen = self.frozen
             optimizer.register_step_post_hook(lambda *_: frozen.put_back())
+        if self.average is not None:
+            average = self.average
+            optimizer.register_step_post_hook(lambda *_: average.update())
         return optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
@@ -92,10 +116,21 @@ class LadderTrainer(Trainer):
         self._check_finite("loss", loss)
         return loss
 
+    def measured(self) -> dict[str, float]:
+        """Validation in full precision, also where training is in mixed precision."""
+        with in_full_precision(self.plain_model):
+            return self._measure()
+
+    def _measure(self) -> dict[str, float]:
+        if self.ways.validation is None:
+            return {}
+        return self.ways.validation.measure(self.plain_model, self.args.device, self.average)
+
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As Trainer's, with FSDP's shards in their places again at the end, where the optimizer knows them."""
-        metrics = super().evaluate(*args, **kwargs)
-        reshard(self.plain_model)
+        """Our validation in place of Trainer's (measure.py says why), logged as Trainer does."""
+        metrics = {f"eval_{name}": value for name, value in self._measure().items()}
+        self.log(dict(metrics))  # which adds to what it is given
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
@@ -147,13 +182,14 @@ class LadderTrainer(Trainer):
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             (staged / "training_args.bin").unlink(missing_ok=True)  # a pickle, and the recipe says it all
+            self.ways.save_beside(staged)
             if step == self.ladder.decay_start:
                 (staged / KEEP).write_text(
                     "The learning rate has not decayed yet: a ladder can be climbed on from here.\n"
                 )
             seal(staged, target)
             staged.parent.rmdir()
-            prune(target.parent, self.keep)
+            prune(target.parent, self.ways.keep)
         self.accelerator.wait_for_everyone()
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
@@ -162,6 +198,8 @@ class LadderTrainer(Trainer):
         optimizer_state.save(
             folder, self.plain_model, self._plain_optimizer, carried=self._carried, write=self.args.should_save
         )
+        if self.average is not None:
+            self.average.save(folder, write=self.args.should_save)
         if isinstance(self.train_dataset, StreamedBlocks) and self.args.should_save:
             torch.save(self.train_dataset.state_after(self.state.global_step), folder / STREAM_FILE)
 

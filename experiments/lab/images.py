@@ -1,0 +1,55 @@
+"""CIFAR-10 for the experiments: images of a step, and those that are held out.
+
+Enters: ../shared/data/cifar10, or the folder that CIFAR10 names, with train.parquet and test.parquet. Leaves: batches
+of pixels and labels. A tenth of the training images is held out for validation. Which image is sample i of a run is
+decided by the run's seed; how it is cropped and mirrored, by i alone.
+"""
+
+import os
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Subset
+
+from tokenformer.data import ImageConfig, PreparedImages, prepare_images
+from tokenformer.data.image_config import AugmentConfig
+from tokenformer.training.order import OrderedImages
+
+
+@cache
+def read(part: str) -> PreparedImages:
+    """The training images with what is held out of them, or the test images."""
+    folder = Path(os.environ.get("CIFAR10", Path(__file__).parents[3] / "shared" / "data" / "cifar10"))
+    path = folder / f"{part}.parquet"
+    if not path.exists():
+        raise SystemExit(f"{path} does not exist; let CIFAR10 name a folder with train.parquet and test.parquet")
+    return prepare_images(
+        ImageConfig(
+            images=str(path),
+            normalise="cifar10",
+            validation_fraction=0.1 if part == "train" else 0.0,
+            workers=0,
+            augment=AugmentConfig(flip=0.5, crop_padding=4),
+        )
+    )
+
+
+class ImageTask:
+    """What is trained on, and what is looked at besides."""
+
+    def __init__(self, batch: int, seed: int, samples: int) -> None:
+        self.size, self.images = batch, OrderedImages(read("train").train, samples, seed)
+
+    def batch(self, step: int) -> dict[str, Any]:
+        """The images of a step."""
+        return read("train").collate([self.images[step * self.size + i] for i in range(self.size)])
+
+    def held_out(self, part: str, count: int) -> Iterator[tuple[int, dict[str, Any]]]:
+        """About 8 · `count` images of the validation or of the test images in batches, each with its size."""
+        images: Any = read("train").validation if part == "validation" else read("test").train
+        wanted = torch.linspace(0, len(images) - 1, min(8 * count, len(images))).long().unique().tolist()
+        for rows in torch.tensor(wanted).split(128):
+            yield len(rows), read("train").collate(list(Subset(images, rows.tolist())))

@@ -1,0 +1,51 @@
+"""What the experiments with images have in common: sizes, rates, seeds, steps, and training from scratch.
+
+CIFAR-10, 4 layers of width 96, 3 heads, patches of 4 pixels, 64 images a step. With 72 tokens a projection (288 in the
+FFN) a TokenFormer has as many parameters as a ViT of its width.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from .models import equal_vit
+from .results import best
+from .spec import Run, TokenViT, ViT
+
+TOKENS, WIDTH, HEADS = 72, 96, 3
+EPOCH = 703  # steps for the 45,000 images that are not held out
+STEPS = 6 * EPOCH
+RATES = (5e-4, 1e-3, 2e-3, 4e-3)
+SEEDS = (0, 1, 2)
+BATCH = 64
+
+
+def token_vit(tokens: int = TOKENS, **more: Any) -> TokenViT:
+    """A TokenFormer for images with the library's initialisation."""
+    return TokenViT(tokens, width=WIDTH, heads=HEADS, init=WIDTH**-0.5, **more)
+
+
+def vit() -> ViT:
+    """The ViT with as many parameters, and transformers' initialisation."""
+    return equal_vit(token_vit())
+
+
+def scratch(model: TokenViT | ViT, lr: float, seed: int = 0, steps: int = STEPS) -> Run:
+    """Training from random weights."""
+    return Run(model, lr, steps, seed, text="cifar10", batch=BATCH)
+
+
+def sweep(model: TokenViT | ViT) -> list[Run]:
+    """Every rate for one epoch, with the first seed."""
+    return [scratch(model, rate, steps=EPOCH) for rate in RATES]
+
+
+def rate_of(model: TokenViT | ViT) -> float | None:
+    """The best of the rates, once all are tried."""
+    chosen = best(sweep(model))
+    return None if chosen is None else chosen.lr
+
+
+def seeded(model: TokenViT | ViT, steps: int = STEPS, like: TokenViT | ViT | None = None) -> list[Run]:
+    """Training from scratch with every seed at the best rate of `like`, or of itself; empty while it is not known."""
+    rate = rate_of(like or model)
+    return [] if rate is None else [replace(scratch(model, rate, steps=steps), seed=seed) for seed in SEEDS]

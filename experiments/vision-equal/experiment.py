@@ -1,0 +1,82 @@
+"""A TokenFormer for images against a ViT with as many parameters, on CIFAR-10.
+
+    make experiment NAME=vision-equal
+
+Both try the same rates for an epoch; the best is trained to the end with three seeds. The ViT is tried with an
+initialisation as wide as ours too, and gets the better of the two.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lab.figures import OURS, THEIRS, draw, legend
+from lab.results import accuracies, best, curve, finished, flops, losses, parameters, write_results
+from lab.spec import Run, ViT
+from lab.tables import markdown, number, percent, with_spread
+from lab.vision import WIDTH, seeded, sweep, token_vit, vit
+
+HERE = Path(__file__).parent
+NARROW, WIDE = vit(), replace(vit(), init=WIDTH**-0.5)
+
+
+def peer() -> ViT | None:
+    """The ViT with the better initialisation, once both are tried."""
+    chosen = best([*sweep(NARROW), *sweep(WIDE)])
+    return None if chosen is None else NARROW if chosen.model == NARROW else WIDE
+
+
+def kinds() -> dict[str, list[Run]]:
+    """The runs of each kind, with every seed."""
+    theirs = peer()
+    return {"TokenFormer": seeded(token_vit()), "ViT": seeded(theirs) if theirs is not None else []}
+
+
+def plan() -> list[Run]:
+    """The rates, then the best of them with all seeds."""
+    rates = [run for model in (token_vit(), NARROW, WIDE) for run in sweep(model)]
+    return rates + [run for runs in kinds().values() for run in runs]
+
+
+def report() -> None:
+    """Accuracies and losses, and the rates behind them."""
+    findings: dict[str, Any] = {"kinds": {}, "rates": {}}
+    for name, runs in kinds().items():
+        done = finished(runs)
+        if done:
+            found = {**losses(done), "accuracy": accuracies(done), "test_accuracy": accuracies(done, "test")}
+            findings["kinds"][name] = {"parameters": parameters(done[0]), "flops": flops(done[0]), **found}
+    for name, model in (("TokenFormer", token_vit()), ("ViT", NARROW), ("ViT, N(0, 0.1)", WIDE)):
+        findings["rates"][name] = {f"{run.lr:g}": accuracies([run])["mean"] for run in finished(sweep(model))}
+    write_results(HERE, findings, plan())
+    draw(HERE / "curves.png", [_curves])
+
+
+def _curves(axes: Any) -> None:
+    for (name, runs), hue in zip(kinds().items(), (OURS, THEIRS), strict=True):
+        for i, run in enumerate(finished(runs)):
+            axes.plot(*curve(run, value="accuracy"), color=hue, lw=1, label=None if i else name)
+    axes.set(xlabel="training FLOPs", ylabel="accuracy on held-out images")
+    legend(axes)
+
+
+def tables(findings: dict[str, Any]) -> dict[str, str]:
+    """Accuracy by kind; the rates."""
+    rows = [
+        [
+            name,
+            f"{found['parameters']:,}",
+            f"{found['flops']:.3g}",
+            f"{found['lr']:g}",
+            percent(found["accuracy"]),
+            percent(found["test_accuracy"]),
+            with_spread(found["test"]),
+        ]
+        for name, found in findings["kinds"].items()
+    ]
+    header = ["model", "parameters", "FLOPs", "rate", "accuracy, validation", "accuracy, test", "loss, test"]
+    tried = [
+        [name, ", ".join(f"{rate}: {number(100 * found, 1)}" for rate, found in rates.items())]
+        for name, rates in findings["rates"].items()
+    ]
+    return {"kinds": markdown(header, rows), "rates": markdown(["model", "accuracy in % after an epoch"], tried)}

@@ -1,0 +1,75 @@
+"""The activation Θ in a TokenFormer for images: softmax, GeLU with L1 norm, GeLU with L2 norm; and LayerNorm's weights.
+
+    make experiment NAME=vision-theta
+
+The steps of the paper's ablation, at two epochs of CIFAR-10. Every kind tries the same rates for an epoch; LayerNorm
+with weight and bias takes the rate of the paper's kind. Three seeds.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from lab.figures import colour, draw
+from lab.results import accuracies, finished, losses, write_results
+from lab.spec import Run
+from lab.tables import markdown, percent, with_spread
+from lab.vision import EPOCH, seeded, sweep, token_vit
+
+HERE = Path(__file__).parent
+STEPS = 2 * EPOCH
+KINDS = {
+    "softmax": token_vit(kind="softmax"),
+    "GeLU, then L1 norm": token_vit(kind="gelu_l1"),
+    "GeLU, then L2 norm": token_vit(kind="gelu_l2"),
+    "L2 norm, then GeLU": token_vit(),
+}
+PARAMETRIC = {"L2 norm, then GeLU; LayerNorm with weights": token_vit(changes=(("parametric_norm", True),))}
+
+
+def variants() -> dict[str, list[Run]]:
+    """The runs of each kind, with every seed."""
+    found = {name: seeded(model, STEPS) for name, model in KINDS.items()}
+    return found | {name: seeded(model, STEPS, like=token_vit()) for name, model in PARAMETRIC.items()}
+
+
+def plan() -> list[Run]:
+    """The rates, then the seeds."""
+    return [run for model in KINDS.values() for run in sweep(model)] + [r for runs in variants().values() for r in runs]
+
+
+def report() -> None:
+    """Accuracies by kind."""
+    findings: dict[str, Any] = {}
+    for name, runs in variants().items():
+        done = finished(runs)
+        if done:
+            accuracy = {"accuracy": accuracies(done), "test_accuracy": accuracies(done, "test")}
+            findings[name] = {**losses(done), **accuracy}
+    write_results(HERE, findings, plan())
+    draw(HERE / "kinds.png", [_kinds(findings)])
+
+
+def _kinds(findings: dict[str, Any]) -> Any:
+    def panel(axes: Any) -> None:
+        for i, found in enumerate(findings.values()):
+            values = found["test_accuracy"]["values"]
+            axes.plot(values, [i] * len(values), "o", color=colour(0), alpha=0.6)
+        axes.set(yticks=range(len(findings)), xlabel="accuracy on test images")
+        axes.set_yticklabels(findings)
+
+    return panel
+
+
+def tables(findings: dict[str, Any]) -> dict[str, str]:
+    """Accuracy by kind."""
+    rows = [
+        [
+            name,
+            f"{found['lr']:g}",
+            percent(found["accuracy"]),
+            percent(found["test_accuracy"]),
+            with_spread(found["test"]),
+        ]
+        for name, found in findings.items()
+    ]
+    return {"kinds": markdown(["Θ", "rate", "accuracy, validation", "accuracy, test", "loss, test"], rows)}

@@ -1,0 +1,176 @@
+"""What the formulas need to know of a model. Enters: a configuration, ours or a Transformer's. Leaves: a Shape.
+
+The four kinds differ in the matrices of their blocks, in what stands before and after the blocks, and in what autograd
+keeps. All of that is here; counts.py and memory.py know one kind of model, the Shape.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from transformers import GPTNeoXConfig, ViTConfig
+
+from ..errors import BadRequestError
+from ..models.adopted import record_of
+from ..models.config import TokenFormerBaseConfig, TokenFormerConfig
+from ..models.vision_config import TokenFormerVisionConfig
+
+LanguageConfig = TokenFormerConfig | GPTNeoXConfig
+VisionConfig = TokenFormerVisionConfig | ViTConfig
+Config = LanguageConfig | VisionConfig
+
+# Numbers in fp32 or wider that a Pattention keeps for each row, beside its scores.
+ROW_STATS = 3
+
+
+@dataclass(frozen=True)
+class Images:
+    """Of a model of images: the sides in pixels, the channels, the tokens beside the patches, and how it pools."""
+
+    height: int
+    width: int
+    patch_height: int
+    patch_width: int
+    channels: int
+    class_tokens: int
+    pooling: str
+
+    @property
+    def patches(self) -> int:
+        return (self.height // self.patch_height) * (self.width // self.patch_width)
+
+    @property
+    def tokens(self) -> int:
+        """Rows that an image becomes."""
+        return self.class_tokens + self.patches
+
+    @property
+    def patch_numbers(self) -> int:
+        return self.channels * self.patch_height * self.patch_width
+
+    @property
+    def pixels(self) -> int:
+        return self.channels * self.height * self.width
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model: `layers` blocks of `width`, an embedding before them, an output layer after them."""
+
+    width: int
+    layers: int
+    matrices: dict[str, int]  # numbers in the matrices of a block, by role; each is multiplied once a token
+    biases: dict[str, int]  # numbers in its biases, by role
+    parametric_norm: bool  # whether its two norms have weight and bias
+    kept: int  # numbers that autograd keeps of a block for each token
+    kept_wide: int  # numbers on top of those, which are fp32 or wider
+    embedding: int  # numbers in the embedding
+    outputs: int  # logits for each row: the vocabulary, or the classes
+    head: int  # numbers that the output layer holds on its own
+    images: Images | None = None
+
+
+def shape_of(config: Config) -> Shape:
+    """Of any of the four kinds; any other is refused."""
+    if not isinstance(config, TokenFormerConfig | GPTNeoXConfig | TokenFormerVisionConfig | ViTConfig):
+        kind = getattr(config, "model_type", type(config).__name__)
+        raise BadRequestError(
+            f"the cost of a {kind} is not known; give a TokenFormerConfig or a GPTNeoXConfig, or for images a "
+            "TokenFormerVisionConfig or a ViTConfig"
+        )
+    if record_of(config) is not None:
+        raise BadRequestError(
+            "the cost of an adopted model is not known as a whole; cost.adopted_layers counts its layers"
+        )
+    block = _tokens(config) if isinstance(config, TokenFormerBaseConfig) else _linears(config)
+    ends = _of_images(config) if isinstance(config, TokenFormerVisionConfig | ViTConfig) else _of_text(config)
+    return Shape(width=config.hidden_size, layers=config.num_hidden_layers, **block, **ends)
+
+
+def shape_of_text(config: LanguageConfig) -> Shape:
+    """Of a language model; one of images is refused."""
+    shape = shape_of(config)
+    if shape.images is not None:
+        raise BadRequestError(f"a {config.model_type} is counted by the image, not by the token; ask for …_per_image")
+    return shape
+
+
+def shape_of_images(config: VisionConfig, image_size: int | None = None) -> tuple[Shape, Images]:
+    """Of a vision model, on images of another size than its own if one is given; a language model is refused."""
+    shape = shape_of(config)
+    if shape.images is None:
+        raise BadRequestError(f"a {config.model_type} takes no images; ask for …_per_token")
+    images = shape.images
+    if image_size is not None:
+        if image_size < max(images.patch_height, images.patch_width):
+            raise BadRequestError(f"image_size={image_size} was given; a patch has {images.patch_height} pixels")
+        images = replace(images, height=image_size, width=image_size)
+    return shape, images
+
+
+def _tokens(config: TokenFormerBaseConfig) -> dict[str, Any]:
+    """A block of Pattentions: two matrices each, no biases."""
+    width, counts = config.hidden_size, config.num_tokens
+    pattentions = [(len(names), counts[role]) for role, names in config.token_roles.items()]
+    scores = 0 if config.pattention_recompute else sum(layers * tokens for layers, tokens in pattentions)
+    return {
+        "matrices": {role: len(names) * 2 * counts[role] * width for role, names in config.token_roles.items()},
+        "biases": {},
+        "parametric_norm": config.parametric_norm,
+        # The inputs of the two norms and what they give; query, key, value and output of the attention; the scores.
+        "kept": 8 * width + scores,
+        "kept_wide": ROW_STATS * sum(layers for layers, _ in pattentions),
+    }
+
+
+def _linears(config: GPTNeoXConfig | ViTConfig) -> dict[str, Any]:
+    """A block of a Transformer."""
+    width, inner = config.hidden_size, config.intermediate_size
+    if isinstance(config, ViTConfig):
+        qkv_bias, out_bias = 3 * width if config.qkv_bias else 0, width
+        # As in a block of Pattentions.
+        attention = 8
+    else:
+        qkv_bias, out_bias = (3 * width, width) if config.attention_bias else (0, 0)
+        # The input of the norms, which a parallel residual lets them share, and what they give; query, key and value in
+        # one array, of which value is a view; query and key once more, rotated; the output of the attention, and a copy
+        # of it with its heads side by side.
+        attention = (3 if config.use_parallel_residual else 4) + 3 + 2 + 2
+    return {
+        "matrices": {"qkv": 3 * width**2, "out": width**2, "ffn": 2 * width * inner},
+        "biases": {"qkv": qkv_bias, "out": out_bias, "ffn": inner + width},
+        "parametric_norm": True,
+        # What enters and what leaves the MLP's activation comes on top.
+        "kept": attention * width + 2 * inner,
+        "kept_wide": 0,
+    }
+
+
+def _of_text(config: LanguageConfig) -> dict[str, Any]:
+    rows = config.vocab_size * config.hidden_size
+    head = 0 if config.tie_word_embeddings else rows
+    return {"embedding": rows, "outputs": config.vocab_size, "head": head}
+
+
+def _of_images(config: VisionConfig) -> dict[str, Any]:
+    ours = isinstance(config, TokenFormerVisionConfig)
+    images = Images(
+        *_sides(config.image_size),
+        *_sides(config.patch_size),
+        channels=config.num_channels,
+        class_tokens=1 if not ours or config.pooling == "cls" else 0,
+        pooling=config.pooling if ours else "cls",
+    )
+    width, classes = config.hidden_size, config.num_labels or 0
+    # A ViT's class token has a position too.
+    positions = images.tokens if not ours else images.patches if config.position_embedding == "learned" else 0
+    return {
+        "embedding": width * (images.patch_numbers + 1 + images.class_tokens + positions),
+        "outputs": classes,
+        "head": width * classes + classes,
+        "images": images,
+    }
+
+
+def _sides(size: Any) -> tuple[int, int]:
+    height, width = (size, size) if isinstance(size, int) else size
+    return height, width

@@ -1,0 +1,185 @@
+"""Augmentation of one training image, every choice a pure function of (seed, sample).
+
+Enters: a decoded picture, the settings, and a generator made from the run's seed and the sample's place in the run's
+order. Leaves: pixels [channels, size, size]. No global random state is read or moved, so that a sample has the same
+pixels in any process, in any batch and after any resume; sums are of whole numbers, whose order does not matter, so
+that the number of threads does not either. Most of RandAugment's colours are kornia's functions; kornia's own
+RandAugment draws from torch's global state. Resizing is Pillow's, with antialiasing and before there are floats.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import BadRequestError
+from .image_config import AugmentConfig
+
+# What a number is drawn for; the streams of one seed never meet.
+FOR_IMAGES, FOR_PAIRS = 0, 1
+STREAMS = 2
+CROP_TRIES = 10
+# At the largest magnitude: degrees, shear, share of the side, and how far a factor may be from 1.
+MAX_ROTATION, MAX_SHEAR, MAX_SHIFT, MAX_CHANGE = 30.0, 0.3, 0.45, 0.9
+MAX_POSTERIZED_BITS = 4
+OPERATIONS = (
+    "identity",
+    "autocontrast",
+    "equalize",
+    "rotate",
+    "solarize",
+    "color",
+    "posterize",
+    "contrast",
+    "brightness",
+    "sharpness",
+    "shear_x",
+    "shear_y",
+    "translate_x",
+    "translate_y",
+)
+
+Box = tuple[int, int, int, int]
+
+
+def generator(seed: int, index: int, stream: int = FOR_IMAGES) -> np.random.Generator:
+    """The random numbers for one image or pair. Philox counts from a key: no state has to be reached first."""
+    key = np.array([seed % 2**64, STREAMS * index + stream], np.uint64)
+    return np.random.Generator(np.random.Philox(key=key))
+
+
+def crop_box(width: int, height: int, augment: AugmentConfig, random: np.random.Generator) -> Box:
+    """A random part of an image: left, top, right, bottom. The largest that fits in the middle if none is found."""
+    assert augment.crop_scale is not None
+    least, most = math.log(augment.crop_ratio[0]), math.log(augment.crop_ratio[1])
+    for _ in range(CROP_TRIES):
+        area = width * height * random.uniform(augment.crop_scale[0], augment.crop_scale[1])
+        ratio = math.exp(random.uniform(least, most))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = int(random.integers(width - w + 1)), int(random.integers(height - h + 1))
+            return left, top, left + w, top + h
+    w = max(1, min(width, round(height * augment.crop_ratio[1])))
+    h = max(1, min(height, round(width / augment.crop_ratio[0])))
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h
+
+
+def shift_and_flip(pixels: Tensor, augment: AugmentConfig, random: np.random.Generator) -> Tensor:
+    """A crop of the padded image, and its mirror image. Pixels [channels, height, width] of any type."""
+    if augment.crop_padding:
+        height, width = pixels.shape[-2:]
+        top, left = random.integers(2 * augment.crop_padding + 1, size=2).tolist()
+        padded = F.pad(pixels, [augment.crop_padding] * 4)
+        pixels = padded[:, top : top + height, left : left + width]
+    if augment.flip and random.random() < augment.flip:
+        pixels = pixels.flip(-1)
+    return pixels
+
+
+def rand_augment(pixels: Tensor, augment: AugmentConfig, random: np.random.Generator) -> Tensor:
+    """RandAugment: some operations, one after the other. Pixels [channels, height, width] in [0, 1]."""
+    for _ in range(augment.rand_augment):
+        name = OPERATIONS[int(random.integers(len(OPERATIONS)))]
+        magnitude = (
+            random.normal(augment.magnitude, augment.magnitude_std) if augment.magnitude_std else augment.magnitude
+        )
+        sign = 1.0 if random.random() < 0.5 else -1.0
+        pixels = operate(name, pixels, min(max(magnitude, 0.0), 10.0) / 10, sign)
+    return pixels
+
+
+def operate(name: str, pixels: Tensor, strength: float, sign: float = 1.0) -> Tensor:
+    """One operation of RandAugment, with a strength from 0 to 1."""
+    if name == "identity":
+        return pixels
+    if name in ("rotate", "shear_x", "shear_y", "translate_x", "translate_y"):
+        return _move(pixels, name, sign * strength)
+    if name == "contrast":
+        return _contrast(pixels, 1 + sign * MAX_CHANGE * strength)
+    if name == "autocontrast":
+        return _autocontrast(pixels)
+    if name == "brightness":
+        return (pixels * (1 + sign * MAX_CHANGE * strength)).clamp(0, 1)
+    return _colours(name, pixels[None], strength, sign)[0].clamp(0, 1)
+
+
+def _colours(name: str, image: Tensor, strength: float, sign: float) -> Tensor:
+    """Those of kornia's functions that are exact and take their strength as an argument."""
+    enhance = load_kornia().enhance
+    if name == "equalize":
+        return enhance.equalize(image)
+    if name == "solarize":
+        return enhance.solarize(image, (1 - strength) * 256 / 255)  # above 1 at strength 0, so that white stays
+    if name == "posterize":
+        return enhance.posterize(image, 8 - round(MAX_POSTERIZED_BITS * strength))
+    factor = 1 + sign * MAX_CHANGE * strength
+    if name == "sharpness":
+        return enhance.sharpness(image, factor)
+    assert name == "color", name
+    return image if image.shape[1] == 1 else enhance.adjust_saturation_with_gray_subtraction(image, factor)
+
+
+def load_kornia() -> Any:
+    """Only RandAugment needs it."""
+    try:
+        import kornia
+    except ImportError as error:
+        raise BadRequestError('augment.rand_augment needs kornia; pip install "tokenformer[vision]"') from error
+    return kornia
+
+
+def _autocontrast(pixels: Tensor) -> Tensor:
+    """Each channel from 0 to 1. One that is all the same stays as it is; kornia's would become black."""
+    low, high = pixels.amin((1, 2), keepdim=True), pixels.amax((1, 2), keepdim=True)
+    return torch.where(high > low, (pixels - low) / (high - low).clamp_min(1e-6), pixels)
+
+
+def _contrast(pixels: Tensor, factor: float) -> Tensor:
+    """Away from or towards the mean grey. kornia's sums floats, and so depends on the number of threads."""
+    grey = pixels[0]
+    if len(pixels) == 3:
+        grey = 0.299 * pixels[0] + 0.587 * pixels[1] + 0.114 * pixels[2]
+    mean = (grey * 255).round().long().sum().item() / grey.numel() / 255
+    return (mean + (pixels - mean) * factor).clamp(0, 1)
+
+
+def _move(pixels: Tensor, name: str, amount: float) -> Tensor:
+    """Rotated, sheared or shifted, bilinear, with grey coming in. Six times as fast as kornia at 32 pixels."""
+    height, width = pixels.shape[-2:]
+    matrix = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
+    if name == "rotate":
+        angle = math.radians(MAX_ROTATION * amount)
+        sine, cosine = math.sin(angle), math.cos(angle)
+        # Coordinates go from -1 to 1 along both sides, whatever their lengths.
+        matrix = [[cosine, -sine * height / width, 0.0], [sine * width / height, cosine, 0.0]]
+    elif name == "shear_x":
+        matrix[0][1] = MAX_SHEAR * amount * height / width
+    elif name == "shear_y":
+        matrix[1][0] = MAX_SHEAR * amount * width / height
+    else:
+        matrix[0 if name == "translate_x" else 1][2] = 2 * MAX_SHIFT * amount
+    grid = F.affine_grid(torch.tensor([matrix]), [1, len(pixels), height, width], align_corners=False)
+    # Outside of the image grid_sample finds 0, which is the middle here.
+    return (F.grid_sample(pixels[None] - 0.5, grid, align_corners=False)[0] + 0.5).clamp(0, 1)
+
+
+def erase(pixels: Tensor, augment: AugmentConfig, random: np.random.Generator) -> Tensor:
+    """A rectangle of normal noise, which is what scaled pixels are like. Pixels [channels, height, width]."""
+    if not augment.erasing or random.random() >= augment.erasing:
+        return pixels
+    channels, height, width = pixels.shape
+    for _ in range(CROP_TRIES):
+        area = height * width * random.uniform(augment.erasing_area[0], augment.erasing_area[1])
+        ratio = math.exp(random.uniform(math.log(0.3), math.log(1 / 0.3)))
+        h, w = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < h < height and 0 < w < width:
+            top, left = int(random.integers(height - h + 1)), int(random.integers(width - w + 1))
+            noise = torch.from_numpy(random.standard_normal((channels, h, w), np.float32))
+            pixels = pixels.clone()
+            pixels[:, top : top + h, left : left + w] = noise
+            break
+    return pixels

@@ -1,0 +1,174 @@
+"""ImageData: rows of a gallery as a torch dataset, decoded and augmented in whichever process asks for them.
+
+Enters: a gallery, and the rows of one part of it. Leaves: {"pixel_values": [channels, size, size], "labels": class}.
+A picture that cannot be decoded is named, counted once, and replaced by the next one of the part that can be, which is
+the same one whoever finds it.
+"""
+
+import io
+import logging
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from ..errors import BadFileError, BadRequestError, one_line
+from .augment import crop_box, erase, generator, rand_augment, shift_and_flip
+from .image_config import ImageConfig
+from .image_sources import Gallery
+
+logger = logging.getLogger(__name__)
+
+
+class BadImageError(BadFileError):
+    """A picture cannot be read.
+
+    When a worker process fails, torch makes the same error again with the worker's traceback for a message, whose last
+    line has ours.
+    """
+
+    def __init__(self, message: str) -> None:
+        last = str(message).strip().rpartition("\n")[2]
+        super().__init__(last.removeprefix(f"{type(self).__module__}.{type(self).__name__}: "))
+
+
+class ImageData(Dataset[dict[str, Any]]):
+    """One part of the images. `data[i]` is as for validation; `data.augmented(i, sample)` is for training."""
+
+    def __init__(self, gallery: Gallery, rows: np.ndarray, config: ImageConfig) -> None:
+        self.gallery, self.rows, self.config = gallery, rows, config
+        mean, std = torch.tensor(config.pixel_mean), torch.tensor(config.pixel_std)
+        self._mean, self._std = mean[:, None, None], std[:, None, None]  # [channels, 1, 1]
+        # In memory that worker processes share: they find what is bad, and the training process counts it.
+        self._bad = torch.zeros(len(rows), dtype=torch.bool).share_memory_()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The class of each image, without decoding any."""
+        return self.gallery.labels[self.rows]
+
+    @property
+    def bad_images(self) -> list[str]:
+        """Where the pictures are that could not be decoded, of those that were asked for so far."""
+        return [self.gallery.where(int(self.rows[i])) for i in self._bad.nonzero().flatten().tolist()]
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Resized, and cropped in the middle."""
+        index, picture = self._picture(index)
+        pixels = _to_tensor(self._centre(picture))
+        return {"pixel_values": self._scaled(pixels.float() / 255), "labels": self._label(index)}
+
+    def augmented(self, index: int, sample: int) -> dict[str, Any]:
+        """The image as sample number `sample` of a run sees it. `sample` is also for ImageCollator, which mixes."""
+        augment, size = self.config.augment, self.config.size
+        index, picture = self._picture(index)
+        random = generator(self.config.seed, sample)
+        if augment.crop_scale is not None:
+            width, height = picture.size
+            picture = picture.crop(crop_box(width, height, augment, random)).resize((size, size), _bicubic())
+        else:
+            picture = self._centre(picture)
+        pixels = shift_and_flip(_to_tensor(picture), augment, random).float() / 255
+        pixels = self._scaled(rand_augment(pixels, augment, random))
+        return {"pixel_values": erase(pixels, augment, random), "labels": self._label(index), "sample": sample}
+
+    def _label(self, index: int) -> int:
+        return int(self.gallery.labels[self.rows[index]])
+
+    def _scaled(self, pixels: Tensor) -> Tensor:
+        return (pixels - self._mean) / self._std
+
+    def _centre(self, picture: Any) -> Any:
+        """The shorter side to size / crop_fraction, and the middle of that."""
+        size = self.config.size
+        short, (width, height) = shorter_side(self.config), picture.size
+        if min(width, height) != short:
+            width, height = (short, short * height // width) if width < height else (short * width // height, short)
+            picture = picture.resize((width, height), _bicubic())
+        if (width, height) == (size, size):
+            return picture
+        left, top = (width - size) // 2, (height - size) // 2
+        return picture.crop((left, top, left + size, top + size))
+
+    def _picture(self, index: int) -> tuple[int, Any]:
+        """The picture, or the next that can be decoded, and its index."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"image {index} of {len(self)}")
+        for step in range(len(self)):
+            found = (index + step) % len(self)
+            if self._bad[found]:
+                continue
+            try:
+                return found, open_picture(self.gallery, int(self.rows[found]), self.config.channels)
+            except BadImageError as error:
+                if self.config.strict:
+                    raise BadImageError(f"{error}; mend or remove it, or set strict to false") from error
+                self._bad[found] = True
+                logger.warning("%s; the next image takes its place", error)
+        raise BadImageError(f"none of {len(self):,} images can be decoded, as {self.gallery.where(int(self.rows[0]))}")
+
+
+def open_picture(gallery: Gallery, row: int, channels: int) -> Any:
+    """A picture of a gallery, decoded; of one that cannot be, the error names it."""
+    try:
+        return decode(gallery.encoded(row), channels)
+    except MemoryError:  # the machine's fault, not the image's
+        raise
+    except Exception as error:  # broken files make Pillow's decoders raise errors of many kinds
+        raise BadImageError(f"{gallery.where(row)} cannot be decoded: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    said = one_line(getattr(error, "strerror", None) or error)
+    # What Pillow calls a file in memory is of no use to anybody.
+    return "it is no image of a known format" if said.startswith("cannot identify image file") else said
+
+
+def shorter_side(config: ImageConfig) -> int:
+    """To how many pixels the shorter side is resized before the centre is cropped."""
+    return round(config.size / config.crop_fraction)
+
+
+def decode(image: Any, channels: int) -> Any:
+    """Stored bytes, a path or an array to a picture of 8 bits, upright, the first of an animation."""
+    pillow = load_pillow()
+    if image is None:
+        raise ValueError("there is no image")
+    if isinstance(image, np.ndarray):
+        picture = pillow.Image.fromarray(image)
+    else:
+        with pillow.Image.open(io.BytesIO(image) if isinstance(image, bytes) else image) as opened:
+            opened.load()
+            picture = pillow.ImageOps.exif_transpose(opened)
+    if picture.mode.startswith("I"):  # 16 bits of grey, which a plain conversion would cut off at 255
+        grey = np.asarray(picture).astype(np.int64) >> 8
+        picture = pillow.Image.fromarray(grey.clip(0, 255).astype(np.uint8))
+    if picture.mode == "P" and "transparency" in picture.info:
+        picture = picture.convert("RGBA")
+    mode = "RGB" if channels == 3 else "L"
+    return picture if picture.mode == mode else picture.convert(mode)
+
+
+def load_pillow() -> Any:
+    """Pillow, which is not needed for text."""
+    try:
+        import PIL.Image
+        import PIL.ImageOps
+    except ImportError as error:
+        raise BadRequestError('images need Pillow; pip install "tokenformer[vision]"') from error
+    return PIL
+
+
+def _bicubic() -> Any:
+    return load_pillow().Image.Resampling.BICUBIC
+
+
+def _to_tensor(picture: Any) -> Tensor:
+    """Bytes [channels, height, width]."""
+    pixels = np.array(picture)  # [height, width] or [height, width, channels]
+    return torch.from_numpy(pixels if pixels.ndim == 3 else pixels[:, :, None]).permute(2, 0, 1).contiguous()

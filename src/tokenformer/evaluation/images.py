@@ -1,0 +1,149 @@
+"""evaluate_images(): how often an image classifier is right.
+
+    tokenformer eval models/mine --images photos/
+
+Enters: an image classifier of transformers, its image processor, and pictures with classes. Leaves: top-1 and top-5
+accuracy, and the counts of every class. Pictures that cannot be decoded are named and left out of every count.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from transformers import PreTrainedModel
+
+from ..data.encode import available_cores
+from ..data.image_data import BadImageError, open_picture
+from ..data.image_sources import Gallery
+from ..errors import BadFileError, BadRequestError, did_you_mean
+
+TOP = 5
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """How the pictures of one class were classified."""
+
+    name: str
+    images: int
+    correct: int
+
+
+@dataclass(frozen=True)
+class ImageScore:
+    """How pictures were classified. `bad` names those that could not be decoded, which are in no count."""
+
+    top1: float
+    top5: float | None  # None for a model of five classes or fewer
+    images: int
+    classes: tuple[ClassScore, ...]  # those that the pictures have
+    bad: tuple[str, ...]
+
+
+def evaluate_images(
+    model: PreTrainedModel,
+    processor: Any,
+    gallery: Gallery,
+    *,
+    by_position: bool = False,
+    batch_size: int = 64,
+    workers: int | None = None,
+    strict: bool = False,
+    say: Callable[[str], Any] = lambda problem: None,
+) -> ImageScore:
+    """Classify all pictures of a gallery.
+
+    `processor` is the model's own, by AutoImageProcessor. The classes are the model's of the same names or, if the
+    gallery has numbers only, or `by_position`, of the same numbers. `workers` processes decode; all cores if None. A
+    picture that cannot be decoded is told to `say` and left out; with `strict` it is an error.
+    """
+    if batch_size < 1:
+        raise BadRequestError(f"batch size {batch_size} was given; at least 1 is needed")
+    targets = torch.tensor(match_classes(gallery, model.config, by_position))[torch.from_numpy(gallery.labels)]
+    pictures = _Pictures(gallery, processor, getattr(model.config, "num_channels", 3))
+    cores = available_cores() if workers is None else workers
+    loader = DataLoader(pictures, batch_size, collate_fn=_collate, num_workers=min(cores, len(pictures) // batch_size))
+    seen, ranked, bad = [], [], []
+    for rows, pixels, problems in loader:
+        for problem in problems:
+            if strict:
+                raise BadImageError(f"{problem}; mend or remove it, or leave out --strict")
+            say(problem)
+        bad += problems
+        if rows:
+            seen += rows
+            ranked.append(_right(model, pixels, targets[rows]))
+    if not seen:
+        raise BadFileError(f"none of {len(gallery):,} images can be decoded: {bad[0]}")
+    right = torch.cat(ranked)  # [images, 2]
+    labels = torch.from_numpy(gallery.labels)[seen]
+    images = torch.bincount(labels, minlength=len(gallery.names)).tolist()
+    correct = torch.bincount(labels[right[:, 0]], minlength=len(gallery.names)).tolist()
+    return ImageScore(
+        top1=right[:, 0].double().mean().item(),
+        top5=right[:, 1].double().mean().item() if (model.config.num_labels or 0) > TOP else None,
+        images=len(seen),
+        classes=tuple(ClassScore(*counts) for counts in zip(gallery.names, images, correct, strict=True) if counts[1]),
+        bad=tuple(bad),
+    )
+
+
+def match_classes(gallery: Gallery, config: Any, by_position: bool = False) -> list[int]:
+    """The model's class for each class of a gallery."""
+    known = [config.id2label[i] for i in range(config.num_labels)]
+    if by_position or gallery.numbered or gallery.names == known:
+        if len(gallery.names) > len(known):
+            raise BadRequestError(
+                f"the images have {len(gallery.names)} classes, and the model knows {len(known)}; give images of its "
+                "classes"
+            )
+        return list(range(len(gallery.names)))
+    for name in gallery.names:
+        if known.count(name) != 1:
+            often = "does not know" if name not in known else "has several times"
+            raise BadRequestError(
+                f"the images have the class {name!r}, which the model {often} (--by-position takes classes by their "
+                f"order instead); {did_you_mean(name, known)}"
+            )
+    return [known.index(name) for name in gallery.names]
+
+
+class _Pictures(Dataset[tuple[int, Tensor | str]]):
+    """Rows of a gallery as the model takes them, or what is wrong with them."""
+
+    def __init__(self, gallery: Gallery, processor: Any, channels: int) -> None:
+        self.gallery, self.processor, self.channels = gallery, processor, channels
+
+    def __len__(self) -> int:
+        return len(self.gallery)
+
+    def __getitem__(self, row: int) -> tuple[int, Tensor | str]:
+        try:
+            picture = open_picture(self.gallery, row, self.channels)
+        except BadImageError as error:
+            return row, str(error)
+        return row, self.processor(picture, return_tensors="pt")["pixel_values"][0]
+
+
+def _collate(samples: Sequence[tuple[int, Tensor | str]]) -> tuple[list[int], Tensor | None, list[str]]:
+    good = [(row, sample) for row, sample in samples if isinstance(sample, Tensor)]
+    pixels = torch.stack([sample for _, sample in good]) if good else None
+    return [row for row, _ in good], pixels, [sample for _, sample in samples if isinstance(sample, str)]
+
+
+@torch.no_grad()
+def _right(model: PreTrainedModel, pixels: Tensor, targets: Tensor) -> Tensor:
+    """[batch, 2]: whether the class is the first choice, and whether it is among the first five."""
+    was_training = model.training
+    model.eval()
+    try:
+        logits = model(pixel_values=pixels.to(model.device, model.dtype)).logits.float().cpu()  # [batch, classes]
+    finally:
+        model.train(was_training)
+    if not logits.isfinite().all():
+        raise BadFileError("the logits are not finite; are the model's weights broken?")
+    chosen = logits.topk(min(TOP, logits.shape[1])).indices == targets[:, None]
+    return torch.stack([chosen[:, 0], chosen.any(dim=1)], dim=1)

@@ -1,0 +1,51 @@
+"""What transformers needs to know of every TokenFormer: initialisation, saving, abilities."""
+
+import os
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import initialization as init
+from transformers.modeling_utils import PreTrainedModel
+
+from ..pattention import Pattention, default_tau
+from .config import TokenFormerBaseConfig
+from .folder import auto_map, write_beside_weights
+from .layers import TokenFormerAttention, TokenFormerLayer
+
+
+class TokenFormerPreTrainedModel(PreTrainedModel):
+    """The base of the models with and without a head, of language and of images."""
+
+    config: TokenFormerBaseConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["TokenFormerLayer"]
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    _can_record_outputs = {"hidden_states": TokenFormerLayer, "attentions": TokenFormerAttention}
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, Pattention):
+            depth, width = self.config.num_hidden_layers, self.config.hidden_size
+            value_std = self.config.value_initializer_range or 2 / (depth * width**0.5)
+            assert self.config.initializer_range is not None  # made a number when the configuration was made
+            init.normal_(module.key_tokens, std=self.config.initializer_range)
+            init.normal_(module.value_tokens, std=value_std)
+            init.constant_(module.tau, default_tau(module.num_tokens, module.kind))
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+        """Nothing: transformers would copy our files into a folder when it saves, and the loader is there for that."""
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        """As transformers does, with a model card and a loader beside the weights."""
+        self.config.auto_map = auto_map(self.config)
+        super().save_pretrained(save_directory, *args, **kwargs)
+        if kwargs.get("is_main_process", True):
+            write_beside_weights(self, save_directory)

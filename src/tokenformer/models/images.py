@@ -1,0 +1,49 @@
+"""Images into a saved vision model: the settings of transformers' ViTImageProcessor, written beside the weights.
+
+Enters: a configuration, or a folder that has them. Leaves: preprocessor_config.json, which AutoImageProcessor and
+pipeline read, or the processor. Plain JSON, so that saving a model needs no Pillow.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoImageProcessor
+
+from ..errors import BadFileError, BadRequestError, one_line
+from .vision_config import TokenFormerVisionConfig
+
+IMAGE_PROCESSOR_FILE = "preprocessor_config.json"
+# transformers takes the one whose library is installed: Pillow is all we ask for.
+IMAGE_PROCESSORS = {"pil": "ViTImageProcessorPil", "torchvision": "ViTImageProcessor"}
+
+
+def write_image_processor(config: TokenFormerVisionConfig, folder: str | os.PathLike) -> None:
+    """Write how images become pixel values in [-1, 1] of the model's size, unless the folder says how already."""
+    path = Path(folder) / IMAGE_PROCESSOR_FILE
+    if path.exists():
+        return
+    settings = {
+        "image_processor_type": "ViTImageProcessor",
+        "do_convert_rgb": config.num_channels == 3,
+        "do_resize": True,
+        "size": {"height": config.image_size, "width": config.image_size},
+        "resample": 3,  # bicubic
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": [0.5] * config.num_channels,
+        "image_std": [0.5] * config.num_channels,
+    }
+    path.write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def read_image_processor(folder: str | os.PathLike) -> Any:
+    """The image processor of a model folder, or of a name on the Hub."""
+    if Path(folder).exists() and not (Path(folder) / IMAGE_PROCESSOR_FILE).is_file():
+        raise BadRequestError(f"{folder} has no {IMAGE_PROCESSOR_FILE}, which says how images become pixels; add it")
+    try:
+        return AutoImageProcessor.from_pretrained(folder, local_files_only=Path(folder).exists())
+    except Exception as error:  # a broken file, an unknown class, a missing library: each raises its own
+        raise BadFileError(f"the image processor of {folder} cannot be read: {one_line(error)}") from error
