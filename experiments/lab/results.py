@@ -141,4 +141,9 @@ def write_results(folder: Path, findings: dict[str, Any], runs: Iterable[Run]) -
 
 def made_by(name: str, threads: int = 1) -> dict[str, Any]:
     """The command, the code and the machine behind results. Training runs have one thread each."""
-    return {**circumstances(), "command": f"make experiment NAME={name}", "threads": threads, "loss": "nats a byte or an image"}
+    return {
+        **circumstances(),
+        "command": f"make experiment NAME={name}",
+        "threads": threads,
+        "loss": "nats a byte or an image",
+    }
