@@ -66,21 +66,18 @@ def shape_of(model: nn.Module, batch: int, context: int) -> dict[str, int]:
     return {**shape, "parameters": count(model), "vocabulary": config.vocab_size, "batch": batch, "context": context}
 
 
-class TrainingStep:
-    """Forward with labels, backward, fused AdamW. Keeps the seconds that each phase took."""
+class Step:
+    """Forward, backward, fused AdamW. Keeps the seconds that each phase took."""
 
-    def __init__(self, model: nn.Module, batch: int, context: int, *, chunked_loss: bool = False) -> None:
-        self.model, self.chunked_loss = model, chunked_loss
-        self.ids = torch.randint(0, model.config.vocab_size, (batch, context))
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, lr=1e-4, fused=True)
         self.phases: dict[str, list[float]] = {phase: [] for phase in PHASES}
 
     def forward(self) -> torch.Tensor:
         """The loss."""
-        if isinstance(self.model.config, TokenFormerConfig):
-            self.model.config.chunked_loss = self.chunked_loss
-        return self.model(input_ids=self.ids, labels=self.ids, use_cache=False).loss
+        raise NotImplementedError
 
     def update(self) -> None:
         """What follows the backward pass."""
@@ -101,6 +98,20 @@ class TrainingStep:
     def phase_medians(self, repeats: int) -> dict[str, float]:
         """Of the last `repeats` steps, which leaves the warm-up out."""
         return {phase: statistics.median(runs[-repeats:]) for phase, runs in self.phases.items()}
+
+
+class TrainingStep(Step):
+    """Of a language model."""
+
+    def __init__(self, model: nn.Module, batch: int, context: int, *, chunked_loss: bool = False) -> None:
+        super().__init__(model)
+        self.chunked_loss = chunked_loss
+        self.ids = torch.randint(0, model.config.vocab_size, (batch, context))
+
+    def forward(self) -> torch.Tensor:
+        if isinstance(self.model.config, TokenFormerConfig):
+            self.model.config.chunked_loss = self.chunked_loss
+        return self.model(input_ids=self.ids, labels=self.ids, use_cache=False).loss
 
 
 def prepare_training(

@@ -18,6 +18,7 @@ from suite import add_arguments, table
 SCRIPTS = (
     "pattention",
     "training_step",
+    "vision",
     "long_context",
     "matmul_limit",
     "growth_step",

@@ -60,3 +60,19 @@ def make_tiny_vision(**changes) -> TokenFormerForImageClassification:
 def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     """The largest difference, relative to the largest entry."""
     return ((ours.double() - theirs.double()).abs().max() / theirs.double().abs().max()).item()
+
+
+def kept_for_backward(model, work) -> int:
+    """Bytes of the tensors that some work keeps for backward, each once, the model's own left out."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage  # held, so that its address is not used again
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        assert work().requires_grad
+    return sum(storage.nbytes() for storage in kept.values())

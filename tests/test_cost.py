@@ -6,7 +6,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig
 
-from conftest import make_tiny
+from conftest import kept_for_backward, make_tiny
 from tokenformer import KINDS, PRESETS, BadRequestError, TokenFormerConfig, cost, grow
 from tokenformer.models.language import LOSS_CHUNK
 
@@ -156,21 +156,13 @@ def test_kv_cache_is_what_generation_keeps(config, dtype):
 
 
 def kept_by_autograd(model, batch, length, loss=True) -> int:
-    """Bytes of the tensors that a forward pass keeps for backward, each once, the model's own left out."""
-    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
-    kept = {}
-
-    def keep(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage  # held, so that its address is not used again
-        return tensor
-
     ids = torch.randint(model.config.vocab_size, (batch, length))
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+
+    def work():
         out = model.train()(ids, labels=ids if loss else None, use_cache=False)
-    assert (out.loss if loss else out.logits).requires_grad
-    return sum(storage.nbytes() for storage in kept.values())
+        return out.loss if loss else out.logits
+
+    return kept_for_backward(model, work)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

@@ -6,6 +6,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForImageClassification, ViTConfig
 
+from conftest import kept_for_backward
 from test_cost import neox
 from tokenformer import KINDS, VISION_PRESETS, BadRequestError, TokenFormerConfig, TokenFormerVisionConfig, cost, grow
 
@@ -125,21 +126,8 @@ def test_flops_of_a_large_and_of_a_grown_model():
 
 
 def kept_by_autograd(model, batch) -> int:
-    """Bytes of the tensors that a forward pass keeps for backward, each once, the model's own left out."""
-    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
-    kept = {}
-
-    def keep(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage  # held, so that its address is not used again
-        return tensor
-
     images = images_for(model.config, batch, dtype=model.dtype)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        logits = model.train()(images).logits
-    assert logits.requires_grad
-    return sum(storage.nbytes() for storage in kept.values())
+    return kept_for_backward(model, lambda: model.train()(images).logits)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

@@ -11,19 +11,20 @@ import pytest
 import torch
 
 from conftest import relative_error
+from image_files import encoded, picture, table
 
 sys.path.append(str(Path(__file__).parent.parent / "experiments"))
 
 import lab.train
 import run as experiments
-from lab import data
-from lab.models import SeparateProjections, build, equal_neox
+from lab import data, images
+from lab.models import GeluL1, SeparateProjections, build, equal_neox, equal_vit
 from lab.net2net import widen
 from lab.pool import train_all
-from lab.results import final, flops, lines, parameters, shape_at
-from lab.spec import Growth, NeoX, Run, TokenFormer
+from lab.results import accuracy, final, flops, lines, parameters, shape_at
+from lab.spec import Growth, NeoX, Run, TokenFormer, TokenViT, ViT
 from lab.tables import pages, with_tables
-from lab.train import Training, folder_of, segment_facts, segment_from
+from lab.train import Training, folder_of, segment_facts, segment_from, task_of
 
 from tokenformer import cost
 from tokenformer.training.ladder import build_ladder
@@ -34,6 +35,7 @@ ROOT = Path(__file__).parent.parent
 TINY = TokenFormer(8, width=16, layers=2, heads=2)
 SHORT = Run(TINY, 4e-3, 10, text="python", warmup=2, batch=2, context=16)
 GROWN = replace(SHORT, growths=(Growth(3), Growth(5, method="zero")))
+PICTURES = Run(TokenViT(8, width=16, layers=2, heads=2), 4e-3, 6, text="cifar10", warmup=2, batch=4)
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +54,15 @@ def train(run):
         folder_of(segment).mkdir(parents=True, exist_ok=True)
         if not (folder_of(segment) / "result.json").exists():
             Training(segment).finish()
+
+
+def train_with_interruptions(run):
+    for segment in run.segments():
+        folder_of(segment).mkdir(parents=True)
+        training = Training(segment)
+        training.make_step()
+        training.save("part.pt")
+        Training(segment).finish()
 
 
 def state(segment):
@@ -74,8 +85,58 @@ def test_runs_share_their_past_and_nothing_else():
 
 
 def test_a_segment_survives_json():
-    for segment in [*GROWN.segments(), *replace(SHORT, model=NeoX(24, replaced=("mlp",))).segments()]:
+    peer, vit = replace(SHORT, model=NeoX(24, replaced=("mlp",))), replace(PICTURES, model=ViT(24))
+    for segment in [run.segments()[-1] for run in (GROWN, peer, PICTURES, vit)]:
         assert segment_from(json.loads(json.dumps(segment_facts(segment)))) == segment
+
+
+@pytest.fixture
+def cifar10(tmp_path, monkeypatch):
+    """A few pictures in the form of CIFAR-10."""
+    for part in ("train", "test"):
+        drawn = [encoded(picture(i, 32, 32)) for i in range(40)]
+        table([i % 10 for i in range(40)], drawn, names=list("abcdefghij")).to_parquet(tmp_path / f"{part}.parquet")
+    monkeypatch.setenv("CIFAR10", str(tmp_path))
+    images.read.cache_clear()
+    yield
+    images.read.cache_clear()
+
+
+@pytest.mark.parametrize("growths", [(), (Growth(3),)])
+def test_images_are_trained_on_and_carried_on_bit_by_bit(cifar10, growths, monkeypatch, tmp_path):
+    run = replace(PICTURES, growths=growths)
+    train(run)
+    undisturbed = state(run.segments()[-1])
+    measured = [line for line in lines(run) if line["kind"] in ("end", "growth", "test")]
+    assert all(0 <= line["accuracy"] <= 1 for line in measured)
+    assert accuracy(run) == measured[-2]["accuracy"]
+    monkeypatch.setattr(lab.train, "STORE", tmp_path / "again")
+    train_with_interruptions(run)
+    after = state(run.segments()[-1])
+    assert all(torch.equal(after["model"][name], tensor) for name, tensor in undisturbed["model"].items())
+
+
+def test_the_order_of_images_is_the_seed_s_alone(cifar10):
+    vit = replace(PICTURES, model=ViT(16, 2, 2), steps=9)
+    ours, theirs = task_of(PICTURES), task_of(vit)
+    for step in (0, 5):
+        assert torch.equal(ours.batch(step)["pixel_values"], theirs.batch(step)["pixel_values"])
+    other = task_of(replace(PICTURES, seed=1)).batch(0)
+    assert not torch.equal(ours.batch(0)["pixel_values"], other["pixel_values"])
+    seen = torch.cat([inputs["labels"] for _, inputs in ours.held_out("test", 5)])
+    assert len(seen) == 40
+
+
+def test_l1_is_the_norm_of_what_gelu_leaves():
+    layer = next(
+        module
+        for module in build(TokenViT(8, width=16, heads=2, kind="gelu_l1")).modules()
+        if isinstance(module, GeluL1)
+    )
+    x = torch.randn(3, 16)
+    weights = torch.nn.functional.gelu(x @ layer.key_tokens.T)
+    expected = weights / weights.abs().sum(-1, keepdim=True) * len(layer.key_tokens) @ layer.value_tokens
+    torch.testing.assert_close(layer(x), expected)
 
 
 @pytest.mark.parametrize("trains", ["all", "new"])
@@ -84,12 +145,7 @@ def test_a_killed_segment_goes_on_bit_by_bit(trains, monkeypatch, tmp_path):
     train(run)
     undisturbed = [state(segment) for segment in run.segments()]
     monkeypatch.setattr(lab.train, "STORE", tmp_path / "again")
-    for segment in run.segments():
-        folder_of(segment).mkdir(parents=True)
-        training = Training(segment)
-        training.make_step()
-        training.save("part.pt")
-        Training(segment).finish()
+    train_with_interruptions(run)
     for segment, before in zip(run.segments(), undisturbed, strict=True):
         after = state(segment)
         assert all(torch.equal(after["model"][name], tensor) for name, tensor in before["model"].items())
@@ -160,6 +216,8 @@ def test_the_transformer_has_as_many_parameters():
             build(shape).num_parameters() for shape in (TokenFormer(tokens), equal_neox(TokenFormer(tokens)))
         )
         assert theirs == pytest.approx(ours, rel=0.02)
+    ours = TokenViT(72, width=96, heads=3)
+    assert build(equal_vit(ours)).num_parameters() == pytest.approx(build(ours).num_parameters(), rel=0.02)
 
 
 def test_replaced_layers_have_as_many_parameters():

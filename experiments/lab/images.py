@@ -48,8 +48,12 @@ class ImageTask:
         return read("train").collate([self.images[step * self.size + i] for i in range(self.size)])
 
     def held_out(self, part: str, count: int) -> Iterator[tuple[int, dict[str, Any]]]:
-        """About 8 · `count` images of the validation or of the test images in batches, each with its size."""
-        images: Any = read("train").validation if part == "validation" else read("test").train
-        wanted = torch.linspace(0, len(images) - 1, min(8 * count, len(images))).long().unique().tolist()
-        for rows in torch.tensor(wanted).split(128):
+        """The test images, or 8 · `count` of those for validation, in batches, each with its size."""
+        if part == "test":
+            images: Any = read("test").train
+            wanted = torch.arange(len(images))
+        else:
+            images = read("train").validation
+            wanted = torch.linspace(0, len(images) - 1, min(8 * count, len(images))).long().unique()
+        for rows in wanted.split(128):
             yield len(rows), read("train").collate(list(Subset(images, rows.tolist())))
