@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from conftest import relative_error
 from image_files import encoded, picture, table
@@ -19,12 +21,12 @@ import lab.train
 import run as experiments
 from lab import data, images
 from lab.models import GeluL1, SeparateProjections, build, equal_neox, equal_vit
-from lab.net2net import widen
+from lab.net2net import widen, widen_ffn
 from lab.pool import train_all
-from lab.results import accuracy, final, flops, lines, parameters, shape_at
+from lab.results import accuracy, final, flops, jump, lines, non_embedding, parameters, shape_at
 from lab.spec import Growth, NeoX, Run, TokenFormer, TokenViT, ViT
 from lab.tables import pages, with_tables
-from lab.train import Training, folder_of, segment_facts, segment_from, task_of
+from lab.train import Training, finished_model, folder_of, segment_facts, segment_from, task_of
 
 from tokenformer import cost
 from tokenformer.training.ladder import build_ladder
@@ -35,6 +37,19 @@ ROOT = Path(__file__).parent.parent
 TINY = TokenFormer(8, width=16, layers=2, heads=2)
 SHORT = Run(TINY, 4e-3, 10, text="python", warmup=2, batch=2, context=16)
 GROWN = replace(SHORT, growths=(Growth(3), Growth(5, method="zero")))
+HOST = replace(SHORT, model=NeoX(24, layers=2, heads=2, ffn=41))
+ADOPTED = replace(
+    HOST,
+    growths=(
+        Growth(
+            4,
+            method="rotate",
+            sizes=(("*.query_key_value", 72), ("*.dense_h_to_4h", 91)),
+            adopts=("ffn", "qkv"),
+            lr=1e-3,
+        ),
+    ),
+)
 PICTURES = Run(TokenViT(8, width=16, layers=2, heads=2), 4e-3, 6, text="cifar10", warmup=2, batch=4)
 
 
@@ -86,7 +101,7 @@ def test_runs_share_their_past_and_nothing_else():
 
 def test_a_segment_survives_json():
     peer, vit = replace(SHORT, model=NeoX(24, replaced=("mlp",))), replace(PICTURES, model=ViT(24))
-    for segment in [run.segments()[-1] for run in (GROWN, peer, PICTURES, vit)]:
+    for segment in [run.segments()[-1] for run in (GROWN, peer, ADOPTED, PICTURES, vit)]:
         assert segment_from(json.loads(json.dumps(segment_facts(segment)))) == segment
 
 
@@ -139,9 +154,16 @@ def test_l1_is_the_norm_of_what_gelu_leaves():
     torch.testing.assert_close(layer(x), expected)
 
 
-@pytest.mark.parametrize("trains", ["all", "new"])
-def test_a_killed_segment_goes_on_bit_by_bit(trains, monkeypatch, tmp_path):
-    run = replace(GROWN, growths=(Growth(3, method="zero", trains=trains, tau_steps=4),))
+@pytest.mark.parametrize(
+    "run",
+    [
+        *(replace(GROWN, growths=(Growth(3, method="zero", trains=trains, tau_steps=4),)) for trains in ("all", "new")),
+        ADOPTED,
+        replace(HOST, growths=(Growth(4, method="net2net", sizes=(("ffn", 77),)),)),
+    ],
+    ids=["all", "new", "adopted", "net2net"],
+)
+def test_a_killed_segment_goes_on_bit_by_bit(run, monkeypatch, tmp_path):
     train(run)
     undisturbed = [state(segment) for segment in run.segments()]
     monkeypatch.setattr(lab.train, "STORE", tmp_path / "again")
@@ -208,6 +230,109 @@ def test_net2net_keeps_the_function(noise):
     assert relative_error(larger.double()(ids).logits, model(ids).logits) < 1e-6
     twins = larger.gpt_neox.layers[0].mlp.dense_h_to_4h.weight.chunk(2, dim=1)
     assert torch.equal(*twins) == (noise == 0)
+
+
+@pytest.mark.parametrize("size", [38, 61, 200])
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_net2net_gives_ffns_any_size_and_keeps_the_function(size, noise):
+    model = build(NeoX(20, heads=2, ffn=37)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    ids = torch.randint(0, 256, (2, 20))
+    larger = widen_ffn(model, size, seed=0, noise=noise)
+    assert relative_error(larger(ids).logits, model(ids).logits) < 1e-5
+    assert (
+        relative_error(widen_ffn(model.double(), size, seed=0, noise=noise).double()(ids).logits, model(ids).logits)
+        < 1e-6
+    )
+    mlp = larger.gpt_neox.layers[0].mlp
+    units, origin = mlp.dense_h_to_4h.weight.unique(dim=0, return_inverse=True)
+    assert len(units) == 37
+    drawn = mlp.dense_4h_to_h.weight[:, origin == origin[37]]  # all copies of the unit that was drawn first
+    assert drawn.shape[1] > 1
+    assert torch.equal(drawn[:, 0], drawn[:, -1]) == (noise == 0)
+    run = replace(HOST, growths=(Growth(4, method="net2net", sizes=(("ffn", size),)),))
+    assert parameters(run) == build(replace(HOST.model, ffn=size)).num_parameters()
+
+
+def test_an_adopted_model_grows_where_it_was_and_trains_at_its_own_rate():
+    train(ADOPTED)
+    assert jump(ADOPTED, 4) == pytest.approx(0, abs=1e-5)
+    assert [ADOPTED.learning_rate(step) for step in (3, 4)] == [4e-3, 1e-3]
+    assert ADOPTED.segments()[0].name == replace(HOST, marks=(4,)).segments()[0].name
+    model = finished_model(ADOPTED)
+    record = model.config.quantization_config
+    assert {name.rpartition(".")[2]: (n["num_tokens"], n["ballast"]) for name, n in record.layers.items()} == {
+        "query_key_value": (72, 0),
+        "dense_h_to_4h": (91, 24),
+    }
+    assert parameters(ADOPTED) == model.num_parameters()
+    assert non_embedding(ADOPTED) == model.num_parameters() - 256 * 24
+    before, after = (state(ADOPTED.segments()[i])["optimizer"]["state"] for i in (0, 1))
+    assert len(before) != len(after)  # the optimizer started afresh
+
+
+@pytest.mark.parametrize(
+    "growth",
+    [*ADOPTED.growths, Growth(4, method="split", sizes=(("*.dense_h_to_4h", 90),), adopts=("ffn",), ballast="single")],
+)
+def test_the_flops_of_an_adopted_model_are_torchs(growth):
+    run = replace(ADOPTED, growths=(growth,))
+    train(run)
+    model, ids = finished_model(run), torch.randint(0, 256, (run.batch, run.context))
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model(ids, labels=ids, use_cache=False).loss.backward()
+    assert flops(run, 5, since=4) == pytest.approx(counter.get_total_flops(), rel=0.01)
+    host = cost.training_flops_per_token(lab.models.config_of(HOST.model), 16)
+    assert flops(run, 5, since=3) == flops(run, 5, since=4) + 32 * host
+
+
+@pytest.fixture
+def adoption(monkeypatch):
+    """The experiment, its rates known."""
+    experiment = importlib.import_module("adopt.experiment")
+    monkeypatch.setattr(experiment, "rate_of", lambda _: 4e-3)
+    monkeypatch.setattr(experiment, "best", lambda runs: runs[1])
+    return experiment
+
+
+def test_all_ways_on_from_a_transformer_have_equal_compute_and_size(adoption, monkeypatch):
+    net2net = importlib.import_module("net2net.experiment")
+    monkeypatch.setattr(net2net, "rate_of", lambda _: 4e-3)
+    shared = net2net.runs("Transformer, Net2Net")[250]
+    ways = {way: adoption.runs(way) for way in (*adoption.WAYS, adoption.SCRATCH)}
+    for budget in adoption.BUDGETS:
+        spent = flops(ways[adoption.ADOPTED][budget][0])
+        for way, found in ways.items():
+            run = found[budget][0]
+            assert flops(run) == pytest.approx(spent, rel=0.001)
+            if way != adoption.SCRATCH:
+                since = spent - flops(run, adoption.BASE)
+                assert flops(run, since=adoption.BASE) == pytest.approx(since, rel=0.02)
+                assert run.segments()[0].name == shared[0].segments()[0].name
+                assert run.steps - run.decay_start == round((run.steps - adoption.BASE) / 5)
+    sizes = {way: non_embedding(found[1000][0]) for way, found in ways.items()}
+    host = sizes.pop("trained on at its size")
+    assert all(size == pytest.approx(2.08 * host, rel=0.01) for size in sizes.values())
+    first, second = (ways[adoption.ADOPTED][budget][0].segments() for budget in adoption.BUDGETS)
+    assert [segment.name for segment in first[:2]] == [segment.name for segment in second[:2]]
+    assert all(run in adoption.plan() for run in adoption.rates(4e-3))
+
+
+def test_what_becomes_of_ballast(adoption):
+    """Its values are zero when it is adopted, and a step of training gives it some."""
+    still, moved = (replace(ADOPTED, growths=(replace(ADOPTED.growths[0], lr=lr),)) for lr in (0.0, 1e-2))
+    for run in (still, moved):
+        train(run)
+    before, after = adoption.ballast_use(still), adoption.ballast_use(moved)
+    assert [layer["share"] for layer in before["layers"]] == [0, 0]
+    assert before["loss"] == before["without_values"] != before["dropped"]
+    assert all(0 < layer["share"] < 1 and 0 < layer["values"] < 1 for layer in after["layers"])
+    assert after["loss"] != after["without_values"]
+    (layer, places), *_ = adoption.ballast_of(finished_model(moved)).values()
+    assert places.tolist() == list(range(41, 65))
+    assert layer.num_tokens == 91
 
 
 def test_the_transformer_has_as_many_parameters():

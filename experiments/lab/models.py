@@ -17,6 +17,7 @@ from tokenformer import (
     TokenFormerForCausalLM,
     TokenFormerForImageClassification,
     TokenFormerVisionConfig,
+    adopt,
     cost,
     grow,
     grow_optimizer,
@@ -24,7 +25,7 @@ from tokenformer import (
 )
 from tokenformer.pattention import Pattention, default_tau, pattention_layers
 
-from .net2net import widen
+from .net2net import widen, widen_ffn
 from .spec import Growth, NeoX, Run, Shape, TokenFormer, TokenViT, ViT
 
 VOCABULARY = 256
@@ -153,14 +154,24 @@ def adamw(model: nn.Module, run: Run) -> AdamW:
 
 def grow_both(model: Any, optimizer: AdamW, growth: Growth, run: Run) -> tuple[Any, AdamW]:
     """A larger model with its optimizer. The seed of the new tokens is made of the run's and of the step."""
-    seed = 1000 * run.seed + growth.step
+    seed, sizes = 1000 * run.seed + growth.step, dict(growth.sizes)
     if growth.method == "net2net":
-        model = widen(model, seed=seed, noise=growth.noise)
+        how = {"seed": seed, "noise": growth.noise}
+        model = widen_ffn(model, sizes["ffn"], **how) if sizes else widen(model, **how)
         return model, adamw(model, run)
+    if growth.adopts:
+        adopt(model, growth.adopts, ballast=growth.ballast)
     larger = grow(
-        model, growth.factor, method=growth.method, seed=seed, noise=growth.noise, exact=growth.method != "random"
+        model,
+        None if sizes else growth.factor,
+        num_tokens=sizes or None,
+        method=growth.method,
+        seed=seed,
+        noise=growth.noise,
+        exact=growth.method != "random",
     )
-    return larger, adamw(larger, run) if growth.adam == "reset" else grow_optimizer(optimizer, model, larger)
+    afresh = growth.adopts or growth.adam == "reset"
+    return larger, adamw(larger, run) if afresh else grow_optimizer(optimizer, model, larger)
 
 
 def tau_targets(model: nn.Module) -> dict[str, tuple[float, float]]:

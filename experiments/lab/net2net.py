@@ -1,11 +1,16 @@
-"""Net2Net for a GPT-NeoX: twice the width, four times the parameters, and the same function.
+"""Net2Net for a GPT-NeoX: a wider model that computes the same.
 
-Every channel of the residual stream, every head and every unit of the FFN is made twice. A layer that reads doubled
-channels gets half its weights for each of the two, plus a random part that it adds to one and takes from the other: the
-sum is what it was, and the twins get different gradients. LayerNorm sees every value twice, so mean and variance stay.
-The logits would double through the tied embedding, so the final norm halves.
+`widen`: twice the width, four times the parameters. Every channel of the residual stream, every head and every unit of
+the FFN is made twice. A layer that reads doubled channels gets half its weights for each of the two, plus a random part
+that it adds to one and takes from the other: the sum is what it was, and the twins get different gradients. LayerNorm
+sees every value twice, so mean and variance stay. The logits would double through the tied embedding, so the final norm
+halves.
 
 Heads are doubled in number instead of in size, because rotary embedding depends on a head's size.
+
+`widen_ffn`: FFNs of any larger size, and nothing else. New units are copies of old ones, drawn at random, and the
+outgoing weights of a unit are divided among its copies, unevenly, so that they get different gradients. The width can
+only be doubled: LayerNorm would see channels that stand there more often than others.
 """
 
 import copy
@@ -37,6 +42,34 @@ def widen(model: GPTNeoXForCausalLM, *, seed: int, noise: float) -> GPTNeoXForCa
             state[name] = old[name]
     larger.load_state_dict(state)
     return larger
+
+
+@torch.no_grad()
+def widen_ffn(model: GPTNeoXForCausalLM, size: int, *, seed: int, noise: float) -> GPTNeoXForCausalLM:
+    """The model with FFNs of `size` units. `noise`: in units of a unit's share of a weight's root mean square."""
+    config = copy.deepcopy(model.config)
+    before, config.intermediate_size = config.intermediate_size, size
+    larger = type(model)(config).train(model.training)
+    generator = torch.Generator().manual_seed(seed)
+    state = model.state_dict()
+    for i in range(config.num_hidden_layers):
+        mlp = f"gpt_neox.layers.{i}.mlp"
+        drawn = torch.randint(before, (size - before,), generator=generator)
+        origin = torch.cat([torch.arange(before), drawn])  # [size], the old unit that each is a copy of
+        for name in (f"{mlp}.dense_h_to_4h.weight", f"{mlp}.dense_h_to_4h.bias"):
+            state[name] = state[name][origin]
+        state[f"{mlp}.dense_4h_to_h.weight"] = _shares(state[f"{mlp}.dense_4h_to_h.weight"], origin, noise, generator)
+    larger.load_state_dict(state)
+    return larger
+
+
+def _shares(weight: Tensor, origin: Tensor, noise: float, generator: torch.Generator) -> Tensor:
+    """[out, in] to [out, len(origin)]: the weights of every input, shared out among its copies."""
+    copies = origin.bincount(minlength=weight.shape[1]).to(weight)
+    scale = noise * weight.square().mean().sqrt() / copies
+    parts = torch.randn(len(weight), len(origin), generator=generator).to(weight) * scale[origin]
+    means = torch.zeros_like(weight).index_add_(1, origin, parts) / copies
+    return (weight / copies - means)[:, origin] + parts
 
 
 def _halves(weight: Tensor, noise: float, generator: torch.Generator) -> Tensor:

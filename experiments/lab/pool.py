@@ -72,7 +72,8 @@ def _start(segment: Segment) -> subprocess.Popen:
 def say(what: str, segment: Segment, more: str = "") -> None:
     """One line on the terminal."""
     run = segment.run
-    growths = " ".join(f"x{g.factor:g} {g.method} at {g.step}" for g in run.growths if g.step < segment.end)
+    made = [growth for growth in run.growths if growth.step < segment.end]
+    growths = " ".join(f"{growth.sizes or f'x{growth.factor:g}'} {growth.method} at {growth.step}" for growth in made)
     print(
         f"{time.strftime('%H:%M:%S')} {what:6} {segment.name} {run.model} lr {run.lr:g} seed {run.seed} {run.schedule} "
         f"{run.text} {growths} steps {segment.start} to {segment.end} {more}",

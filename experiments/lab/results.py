@@ -8,6 +8,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from suite import circumstances
 
 from tokenformer import cost
 
-from .models import config_of
-from .spec import Run, Shape, TokenFormer, TokenViT, ViT
+from .models import adamw, build, config_of, grow_both
+from .spec import Growth, Run, Shape, TokenFormer, TokenViT, ViT
 from .train import result_of
 
 
@@ -64,28 +65,62 @@ def shape_at(run: Run, step: int) -> Any:
         if growth.step <= step:
             if isinstance(shape, TokenFormer):
                 shape = replace(shape, tokens=round(shape.tokens * growth.factor))
+            elif growth.adopts:
+                pass  # the host's shape; _adopted says how much more there is
+            elif growth.sizes:
+                shape = replace(shape, **dict(growth.sizes))
             else:
                 shape = replace(shape, width=2 * shape.width, heads=2 * shape.heads)
     return shape
 
 
+@cache
+def _adopted(shape: Shape, growths: tuple[Growth, ...]) -> tuple[int, int]:
+    """Parameters, and FLOPs a token of a forward pass, that a model has more for what it adopted. No weight matters."""
+    if not any(growth.adopts for growth in growths):
+        return 0, 0
+    run, model = Run(shape, 0.0, 0, growths=growths), build(shape)
+    for growth in growths:
+        model, _ = grow_both(model, adamw(model, run), growth, run)
+    layers = cost.adopted_layers(model.config.quantization_config)
+    more = model.num_parameters() - cost.parameters(config_of(shape)).total
+    return more, layers.flops_per_token - layers.replaced_flops_per_token
+
+
+def _adopted_at(run: Run, step: int) -> tuple[int, int]:
+    return _adopted(run.model, tuple(growth for growth in run.growths if growth.step <= step))
+
+
 def parameters(run: Run) -> int:
     """Of the model at the end of a run."""
-    return cost.parameters(config_of(shape_at(run, run.steps))).total
+    return cost.parameters(config_of(shape_at(run, run.steps))).total + _adopted_at(run, run.steps)[0]
+
+
+def non_embedding(run: Run) -> int:
+    """Of the same model, without its embedding."""
+    return cost.parameters(config_of(shape_at(run, run.steps))).non_embedding + _adopted_at(run, run.steps)[0]
 
 
 def flops(run: Run, step: int | None = None, since: int = 0) -> float:
     """Training FLOPs of the steps from `since` up to `step`, all steps without it, by the cost model."""
     step = run.steps if step is None else step
     cuts = sorted({since, step, *(g.step for g in run.growths if since < g.step < step)})
-    return sum((end - start) * run.batch * _flops_of_sample(shape_at(run, start), run) for start, end in pairwise(cuts))
+    return sum((end - start) * run.batch * _flops_of_sample(run, start) for start, end in pairwise(cuts))
 
 
-def _flops_of_sample(shape: Shape, run: Run) -> int:
+def _flops_of_sample(run: Run, step: int) -> int:
     """Of training on a block of text or on an image."""
+    shape = shape_at(run, step)
     if isinstance(shape, TokenViT | ViT):
         return cost.training_flops_per_image(config_of(shape))
-    return run.context * cost.training_flops_per_token(config_of(shape), run.context)
+    forward = cost.forward_flops_per_token(config_of(shape), run.context) + _adopted_at(run, step)[1]
+    return run.context * 3 * forward
+
+
+def jump(run: Run, step: int) -> float:
+    """The validation loss just after the growth before a step, less the one just before."""
+    before, after = (line["loss"] for line in lines(run) if line["step"] == step and line["kind"] in ("end", "growth"))
+    return after - before
 
 
 def curve(run: Run, kind: str = "validation", value: str = "loss") -> tuple[list[float], list[float]]:

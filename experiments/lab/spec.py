@@ -60,7 +60,12 @@ Shape = TokenFormer | NeoX | ViT
 
 @dataclass(frozen=True)
 class Growth:
-    """One growth step: before the training step `step` is made."""
+    """One growth step: before the training step `step` is made.
+
+    A Transformer that `adopts` parts becomes a model with Pattentions first, which then grow; its optimizer starts
+    afresh. `sizes`, in place of `factor`: token counts by name or pattern of layers; for net2net the FFN's units, under
+    "ffn". After adoption they are needed, because how much ballast a layer has depends on its weights.
+    """
 
     step: int
     factor: float = 2
@@ -69,6 +74,10 @@ class Growth:
     trains: str = "all"  # or new
     noise: float = 1.0  # of split
     tau_steps: int = 0  # steps over which tau rises to √n of the grown n, after zero
+    sizes: tuple[tuple[str, int], ...] = ()
+    adopts: tuple[str, ...] = ()  # of ffn and qkv
+    ballast: str = "spread"  # or single
+    lr: float | None = None  # the rate from here on; None: as before
 
 
 @dataclass(frozen=True)
@@ -101,15 +110,16 @@ class Run:
     def learning_rate(self, step: int) -> float:
         """The rate of a step."""
         starts = [0, *(growth.step for growth in self.growths)]
+        rate = next((g.lr for g in reversed(self.growths) if g.lr is not None and g.step <= step), self.lr)
         if self.schedule == "cosine":
             start = max(s for s in starts if s <= step)
             end = min([s for s in starts if s > step], default=self.steps)
             if step - start < self.warmup:
-                return self.lr * (step - start + 1) / self.warmup
+                return rate * (step - start + 1) / self.warmup
             done = (step - start - self.warmup) / max(1, end - start - self.warmup)
-            return self.lr * (0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2)
+            return rate * (0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2)
         left = (self.steps - step) / max(1, self.steps - self.decay_start)
-        return self.lr * min(1, (step + 1) / self.warmup, left)
+        return rate * min(1, (step + 1) / self.warmup, left)
 
     def segments(self) -> list["Segment"]:
         """The parts it is made of, in order."""

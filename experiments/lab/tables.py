@@ -48,8 +48,9 @@ def pages() -> list[Path]:
 
 
 def findings_of(name: str) -> dict[str, Any]:
-    """What an experiment found, as it is committed."""
-    return json.loads((ROOT / "experiments" / name / "results.json").read_text())["findings"]
+    """What an experiment found, as it is committed; nothing if it was not run yet."""
+    results = ROOT / "experiments" / name / "results.json"
+    return json.loads(results.read_text())["findings"] if results.exists() else {}
 
 
 def with_tables(text: str, tables_of: Callable[[str], dict[str, str]]) -> str:

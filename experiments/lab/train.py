@@ -57,11 +57,19 @@ def finished_model(run: Run) -> Any:
     """The model at the end of a run."""
     model = build(run.model, run.context)
     optimizer = adamw(model, run)
+    segments = run.segments()
     for growth in run.growths:
+        if growth.adopts:
+            # Its record shall say how much ballast the weights needed that were adopted.
+            _load_weights(model, next(segment for segment in segments if segment.end == growth.step))
         model, optimizer = grow_both(model, optimizer, growth, run)
-    state = torch.load(folder_of(run.segments()[-1]) / "state.pt", weights_only=True)
-    model.load_state_dict(state["model"])
+    _load_weights(model, segments[-1])
     return model.eval()
+
+
+def _load_weights(model: nn.Module, segment: Segment) -> None:
+    """Those at the end of a segment."""
+    model.load_state_dict(torch.load(folder_of(segment) / "state.pt", weights_only=True)["model"])
 
 
 class Training:
@@ -122,20 +130,11 @@ class Training:
         """Note a measurement."""
         self.lines.append({"kind": kind, "step": self.step, "loss": loss, **more})
 
-    @torch.no_grad()
     def validate(self, part: str, count: int) -> dict[str, float]:
-        """The loss on what is not trained on: nats a byte, or nats an image, and then also how many are right."""
-        self.model.eval()
-        sums: dict[str, float] = {}
-        total = 0
-        for size, inputs in self.task.held_out(part, count):
-            output, total = self.model(**inputs), total + size
-            found = {"loss": output.loss.item() * size}
-            if "pixel_values" in inputs:
-                found["accuracy"] = (output.logits.argmax(-1) == inputs["labels"]).sum().item()
-            sums = {key: sums.get(key, 0.0) + value for key, value in found.items()}
+        """What `score` says of the model as it is."""
+        found = score(self.model.eval(), self.task, part, count)
         self.model.train()
-        return {key: value / total for key, value in sums.items()}
+        return found
 
     def make_step(self) -> tuple[Tensor, Tensor]:
         """One step of the optimizer. Returns the loss and the norm of the gradient before it was clipped."""
@@ -187,6 +186,20 @@ class Training:
         (self.folder / "part.pt").unlink(missing_ok=True)
 
 
+@torch.no_grad()
+def score(model: Any, task: TextTask | ImageTask, part: str, count: int) -> dict[str, float]:
+    """The loss on what is not trained on: nats a byte, or nats an image, and then also how many are right."""
+    sums: dict[str, float] = {}
+    total = 0
+    for size, inputs in task.held_out(part, count):
+        output, total = model(**inputs), total + size
+        found = {"loss": output.loss.item() * size}
+        if "pixel_values" in inputs:
+            found["accuracy"] = (output.logits.argmax(-1) == inputs["labels"]).sum().item()
+        sums = {key: sums.get(key, 0.0) + value for key, value in found.items()}
+    return {key: value / total for key, value in sums.items()}
+
+
 def task_of(run: Run) -> TextTask | ImageTask:
     """What a run trains on."""
     if isinstance(run.model, TokenViT | ViT):
@@ -205,7 +218,7 @@ def segment_from(facts: dict[str, Any]) -> Segment:
     run = {key: _tuples(value) for key, value in facts["run"].items()}
     kinds = {kind.__name__: kind for kind in (TokenFormer, NeoX, TokenViT, ViT)}
     model = {key: _tuples(value) for key, value in run.pop("model").items()}
-    growths = tuple(Growth(**growth) for growth in run.pop("growths"))
+    growths = tuple(Growth(**{key: _tuples(value) for key, value in growth.items()}) for growth in run.pop("growths"))
     return Segment(Run(model=kinds[facts["kind"]](**model), growths=growths, **run), facts["start"], facts["end"])
 
 

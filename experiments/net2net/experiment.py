@@ -11,13 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from lab.figures import colour, draw, legend
-from lab.models import config_of
-from lab.results import finished, flops, lines, losses, shape_at, write_results
+from lab.results import finished, flops, jump, losses, non_embedding, write_results
 from lab.sizes import SEEDS, SIZES, models, neox, rate_of, sweep, token_former
 from lab.spec import Growth, Run
 from lab.tables import markdown, with_spread
-
-from tokenformer import cost
 
 HERE = Path(__file__).parent
 BASE, BUDGETS = 1200, (250, 500, 1000)
@@ -58,18 +55,11 @@ def report() -> None:
         for budget, tried in runs(way).items():
             done = finished(tried)
             if done:
-                after = cost.parameters(config_of(shape_at(done[0], done[0].steps)))
-                findings.setdefault(way, {"non_embedding": after.non_embedding, "budgets": {}})
-                findings[way]["jump"] = [_jump(run) for run in done]
+                findings.setdefault(way, {"non_embedding": non_embedding(done[0]), "budgets": {}})
+                findings[way]["jump"] = [jump(run, BASE) for run in done]
                 findings[way]["budgets"][str(budget)] = {"flops": flops(done[0], since=BASE), **losses(done)}
     write_results(HERE, findings, plan())
     draw(HERE / "budgets.png", [_budgets(findings)])
-
-
-def _jump(run: Run) -> float:
-    """The validation loss just after growth less the one just before."""
-    noted = [line for line in lines(run) if line["step"] == BASE and line["kind"] in ("end", "growth")]
-    return noted[1]["loss"] - noted[0]["loss"]
 
 
 def _budgets(findings: dict[str, Any]) -> Any:
