@@ -8,7 +8,7 @@ BIN := .venv/bin
 HF_VERSION = $(shell $(BIN)/python -c "import importlib.metadata as m; print(m.version('transformers'))")
 HF_SUITE = .cache/hf/transformers-$(HF_VERSION)
 
-.PHONY: demo test test-hf bench experiment lint types format help clean
+.PHONY: demo test test-slow test-hf bench experiment lint types format help clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -25,6 +25,9 @@ demo: .venv/installed ## train a small model, grow it twice, train on; a table, 
 
 test: .venv/installed ## the tests
 	$(BIN)/python -m pytest -n auto
+
+test-slow: .venv/installed ## the tests that do more of the same: kills, streams, processes (about 10 minutes on 2 cores)
+	$(BIN)/python -m pytest -n auto -m slow
 
 test-hf: .venv/installed ## transformers' own model tests over ours (about 4 minutes on 2 cores)
 	@test -d $(HF_SUITE) || { \

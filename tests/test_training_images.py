@@ -106,10 +106,11 @@ def test_the_table_at_the_end(ladder_run):
     assert f"{end['ema_validation_accuracy']:.4f}" in text
 
 
-def test_killed_at_random_moments(ladder_run, tmp_path):
+@pytest.mark.parametrize("kills", [3, pytest.param(12, marks=pytest.mark.slow)])
+def test_killed_at_random_moments(ladder_run, tmp_path, kills):
     """With a worker that decodes, mixed labels, an average, and rates by depth."""
     recipe, reference, seconds = ladder_run
-    kill_often(recipe, tmp_path, reference, seconds, kills=6)
+    kill_often(recipe, tmp_path, reference, seconds, kills)
 
 
 def test_the_number_of_workers_changes_nothing(ladder_run, tmp_path):

@@ -22,7 +22,7 @@ TRAINING = {"learning_rate": 3e-4}
 PARAMETERS = {"text": 23, "images": 28}
 
 
-@pytest.fixture(scope="module", params=["text", "images"])
+@pytest.fixture(scope="module")
 def one_process(tmp_path_factory, request):
     """The run to compare with. Images have mixed labels, a worker each, an average, and rates by depth."""
     folder = tmp_path_factory.mktemp("one")
@@ -52,7 +52,11 @@ def assert_equal_to_one(out, reference):
             torch.testing.assert_close(mine[name], other[name], rtol=0, atol=1e-3, msg=name)
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    ("one_process", "parallel"),
+    [("text", "ddp"), ("text", "fsdp"), pytest.param("images", "ddp", marks=pytest.mark.slow), ("images", "fsdp")],
+    indirect=["one_process"],
+)
 def test_two_processes_are_equal_to_one(one_process, tmp_path, parallel):
     recipe, reference, parameters = one_process
     done = two_processes(recipe, tmp_path / "run", f"training.parallel={parallel}")
@@ -62,6 +66,7 @@ def test_two_processes_are_equal_to_one(one_process, tmp_path, parallel):
     assert_equal_to_one(tmp_path / "run", reference)
 
 
+@pytest.mark.parametrize("one_process", ["text", pytest.param("images", marks=pytest.mark.slow)], indirect=True)
 def test_killed_with_two_processes_and_carried_on_with_one(one_process, tmp_path):
     """In the second stage: the model has grown from a checkpoint that two processes wrote."""
     recipe, reference, _ = one_process

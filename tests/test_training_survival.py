@@ -32,30 +32,36 @@ def uninterrupted(tmp_path_factory):
     return recipe, folder / "run", time.perf_counter() - start
 
 
-def test_killed_at_twenty_random_moments(uninterrupted, tmp_path):
+@pytest.mark.parametrize("kills", [6, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_at_random_moments(uninterrupted, tmp_path, kills):
     """Bit by bit the weights, and line by line the metrics, of a run that was left alone."""
     recipe, reference, seconds = uninterrupted
-    kill_often(recipe, tmp_path, reference, seconds, kills=20)
+    kill_often(recipe, tmp_path, reference, seconds, kills)
+
+
+WORST_MOMENTS = [
+    (trainer_module, "seal", (3, 1, 6)),  # everything is written, but has no name yet
+    (checkpoints_module, "seal", (2, 1, 3)),  # the same for first checkpoints, grown ones and models
+    (checkpoints_module, "_sync", (30, 3)),  # half-way to the disk
+    (run_module, "grow_checkpoint", (1, 2)),
+    (run_module, "_write_json", (2, 1, 3, 5)),  # between a stage's model and the note that it is done
+    (run_module, "_measure_growth", (1, 2)),
+]
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "calls"),
+    ("module", "name", "call"),
     [
-        (trainer_module, "seal", (1, 3, 6)),  # everything is written, but has no name yet
-        (checkpoints_module, "seal", (1, 2, 3)),  # the same for first checkpoints, grown ones and models
-        (checkpoints_module, "_sync", (3, 30)),  # half-way to the disk
-        (run_module, "grow_checkpoint", (1, 2)),
-        (run_module, "_write_json", (1, 2, 3, 5)),  # between a stage's model and the note that it is done
-        (run_module, "_measure_growth", (1, 2)),
+        pytest.param(module, name, call, marks=[pytest.mark.slow] if call != calls[0] else [])
+        for module, name, calls in WORST_MOMENTS
+        for call in calls
     ],
 )
-def test_killed_at_the_worst_moments(uninterrupted, tmp_path, module, name, calls):
+def test_killed_at_the_worst_moments(uninterrupted, tmp_path, module, name, call):
     recipe, reference, _ = uninterrupted
-    for call in calls:
-        out = tmp_path / f"run-{call}"
-        assert run_in_child(recipe, out, before=kill_at(module, name, call)) == -signal.SIGKILL
-        assert run_in_child(recipe, out) == 0
-        assert_same(out, reference)
+    assert run_in_child(recipe, tmp_path / "run", before=kill_at(module, name, call)) == -signal.SIGKILL
+    assert run_in_child(recipe, tmp_path / "run") == 0
+    assert_same(tmp_path / "run", reference)
 
 
 def interrupted(recipe, out, save_calls):
@@ -239,7 +245,8 @@ def test_only_tensors_are_ever_unpickled(uninterrupted):
     assert state["global_step"] == 27
 
 
-def test_a_stream_is_carried_on_at_its_place(tmp_path):
+@pytest.mark.parametrize("seals", [6, *(pytest.param(seals, marks=pytest.mark.slow) for seals in (2, 4))])
+def test_a_stream_is_carried_on_at_its_place(tmp_path, seals):
     """Through the end of the corpus, where it starts again in another order, and through growth."""
     recipe = write_recipe(
         tmp_path,
@@ -248,11 +255,9 @@ def test_a_stream_is_carried_on_at_its_place(tmp_path):
         training={"save_steps": 20, "eval_steps": 50, "logging_steps": 10, "gradient_accumulation_steps": 2},
     )
     run(recipe, tmp_path / "whole")
-    for seals in (2, 4, 6):
-        out = tmp_path / f"run-{seals}"
-        assert run_in_child(recipe, out, before=kill_at(trainer_module, "seal", seals)) == -signal.SIGKILL
-        assert run_in_child(recipe, out) == 0
-        assert_same(out, tmp_path / "whole")
+    assert run_in_child(recipe, tmp_path / "run", before=kill_at(trainer_module, "seal", seals)) == -signal.SIGKILL
+    assert run_in_child(recipe, tmp_path / "run") == 0
+    assert_same(tmp_path / "run", tmp_path / "whole")
 
 
 def test_the_command_carries_on_after_a_kill(uninterrupted, tmp_path):

@@ -17,7 +17,7 @@ from lab.results import made_by
 from lab.spec import Run
 from lab.tables import markdown, number
 from long_context import crossing_point
-from memory import fresh_peak_of
+from memory import fresh_peak_of, peak_of
 from models import TrainingStep, build, pair, prepare_training, shape_of, token_former
 from timing import in_turns
 
@@ -71,7 +71,8 @@ def measure(quick: bool = False) -> None:
         ):
             times = in_turns({name: work(model, batch, context) for name, model in models.items()}, repeats, warmup=1)
             ratio = times.speedup("tokenformer", over="gpt-neox")
-            peaks = {name: fresh_peak_of(prepare, model.config, batch, context)[1] for name, model in models.items()}
+            peak = peak_of if quick else fresh_peak_of
+            peaks = {name: peak(prepare, model.config, batch, context)[1] for name, model in models.items()}
             row[phase] = {
                 "times_as_fast": ratio.median,
                 "quartiles": [ratio.lower, ratio.upper],

@@ -18,10 +18,8 @@ SIZES = (32, 64, 128, 256)  # 0.26, 0.52, 1.05 and 2.1 million parameters withou
 STEPS = 2000
 RATES = {TokenFormer: (1e-3, 2e-3, 4e-3), NeoX: (2e-3, 4e-3, 8e-3)}
 SEEDS = (0, 1, 2)
-TINY, SMALL = (
-    400_000,
-    700_000,
-)  # parameters up to which every rate is tried to the end; the best trained with every seed
+# Parameters up to which every rate is tried to the end, and the best is trained with every seed.
+TINY, SMALL = 400_000, 700_000
 PROBE = 600  # steps that every rate is tried for at the larger sizes
 
 
@@ -53,9 +51,19 @@ def scratch(model: TokenFormer | NeoX, lr: float, seed: int = 0) -> Run:
 
 
 def sweep(model: TokenFormer | NeoX) -> list[Run]:
-    """Every rate, with the first seed: to the end for the smallest sizes, for PROBE steps for the others."""
+    """Every rate, with the first seed: to the end for the smallest sizes, for PROBE steps for the others.
+
+    If the best is the lowest or the highest, the next one beyond it is tried too.
+    """
+
+    def at(rate: float) -> Run:
+        return scratch(model, rate) if has_fewer(model, TINY) else Run(model, rate, PROBE)
+
     rates = RATES[type(model)]
-    return [scratch(model, rate) if has_fewer(model, TINY) else Run(model, rate, PROBE) for rate in rates]
+    runs = [at(rate) for rate in rates]
+    chosen = best(runs)
+    beyond = {rates[0]: rates[0] / 2, rates[-1]: rates[-1] * 2}
+    return [*runs, at(beyond[chosen.lr])] if chosen is not None and chosen.lr in beyond else runs
 
 
 def rate_of(model: TokenFormer | NeoX) -> float | None:

@@ -62,6 +62,7 @@ METHODS: dict[str, Ladder] = {
     "random (the authors' code)": Ladder(factors=TWO, growth={"method": "random"}),
 }
 OTHERS: dict[str, Ladder] = {
+    "rotate, decay over 400 steps instead of 300": Ladder(decay=400, growth=ROTATE),
     "rotate, Adam reset": Ladder(factors=TWO, growth={**ROTATE, "adam": "reset"}),
     "rotate, only new tokens train": Ladder(factors=TWO, growth={**ROTATE, "trains": "new"}),
     "rotate, grown early": Ladder(factors=TWO, base=800, growth=ROTATE),
