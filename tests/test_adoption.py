@@ -63,10 +63,11 @@ def test_outputs_and_gradients_are_the_hosts(name, size, ballast):
         assert relative_error(given_, true) < tolerance
 
 
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", HOSTS)
-def test_in_fp32_too(name):
+def test_in_fp32_too(name, size):
     """Where the embeddings' variance is 4e-4, and the norms' eps of up to 1e-5 is not small beside it."""
-    model = make_host(name)
+    model = make_host(name, size)
     inputs = sample_inputs(model)
     before = sample_output(model, inputs)
     adopt(model)
@@ -171,7 +172,7 @@ def test_a_norm_that_others_read_stays_and_its_eps_shows():
     assert record(adopt(make_host("phi"))).norms.keys() == {f"layers.{i}.input_layernorm" for i in (0, 1)}
 
 
-@pytest.mark.parametrize("name", ["gpt_neox", "gpt2", "phi", "mistral", "qwen3"])
+@pytest.mark.parametrize("name", [name for name, (kind, *_) in HOSTS.items() if kind.can_generate()])
 def test_cached_generation(name):
     model = make_host(name)
     options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
@@ -184,7 +185,7 @@ def test_cached_generation(name):
 
 
 @pytest.mark.parametrize("method", ["zero", "split", "rotate"])
-@pytest.mark.parametrize("name", ["gpt_neox", "vit", "bert", "llama"])
+@pytest.mark.parametrize("name", HOSTS)
 def test_growth_is_exact(name, method):
     model = adopt(make_host(name).double(), tolerance=tolerance_in_float64(name))
     inputs = sample_inputs(model)

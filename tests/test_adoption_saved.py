@@ -78,12 +78,13 @@ def test_the_optimizer_follows_from_folder_to_folder(tmp_path):
     assert torch.equal(state["state"][name]["exp_avg"], old.repeat(2) / 2)
 
 
-def test_the_trainer_trains_it(tmp_path):
+@pytest.mark.parametrize("more", [{}, {"bf16": True, "gradient_checkpointing": True}], ids=["plain", "bf16"])
+def test_the_trainer_trains_it(tmp_path, more):
     adopt(make_host("gpt_neox")).save_pretrained(tmp_path / "model")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     ids = torch.randint(97, (8, 12))
     data = [{"input_ids": row, "labels": row} for row in ids]
-    options = {"max_steps": 6, "per_device_train_batch_size": 4, "learning_rate": 1e-2, "use_cpu": True}
+    options = {"max_steps": 6, "per_device_train_batch_size": 4, "learning_rate": 1e-2, "use_cpu": True, **more}
     arguments = TrainingArguments(str(tmp_path), save_strategy="no", logging_steps=1, report_to=[], **options)
     trainer = Trainer(model, arguments, train_dataset=data)
     trainer.train()
@@ -91,6 +92,44 @@ def test_the_trainer_trains_it(tmp_path):
     assert losses[-1] < losses[0]
     trainer.save_model(str(tmp_path / "trained"))
     assert same(AutoModelForCausalLM.from_pretrained(tmp_path / "trained"), model)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"target_modules": ["attention.dense"]},
+        {"target_modules": [], "target_parameters": ["mlp.dense_h_to_4h.key_tokens", "mlp.dense_h_to_4h.value_tokens"]},
+    ],
+    ids=["linears", "tokens"],
+)
+def test_adapters_of_peft(tmp_path, where):
+    """On the linears that stayed, and on tokens: trained, saved, loaded, merged; and the merged model grows."""
+    peft = pytest.importorskip("peft")
+    adopt(make_host("gpt_neox")).save_pretrained(tmp_path / "model")
+
+    def load():
+        return AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+
+    model = peft.get_peft_model(load(), peft.LoraConfig(r=2, task_type="CAUSAL_LM", **where))
+    inputs = sample_inputs(load())
+    assert torch.equal(sample_output(model, inputs), sample_output(load(), inputs))
+    ids = torch.randint(97, (4, 12))
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    losses = []
+    for _ in range(4):
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    model.save_pretrained(tmp_path / "adapter")
+    trained = sample_output(model, inputs)
+    again = peft.PeftModel.from_pretrained(load(), tmp_path / "adapter")
+    assert torch.equal(sample_output(again, inputs), trained)
+    merged = again.merge_and_unload()
+    assert relative_error(sample_output(merged, inputs), trained) < 1e-5
+    assert relative_error(sample_output(grow(merged, 2, method="split"), inputs), trained) < 1e-5
 
 
 def test_the_pipeline_writes_with_it(tmp_path):
