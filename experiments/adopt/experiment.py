@@ -15,7 +15,7 @@ import torch
 from lab.data import held_out
 from lab.figures import colour, draw, legend
 from lab.results import best, curve, final, finished, flops, jump, losses, non_embedding, spread, write_results
-from lab.sizes import PROBE, RATES, SEEDS, SIZES, models, neox, rate_of, sweep, token_former
+from lab.sizes import PROBE, RATES, SEEDS, SIZES, at_rates, models, neox, rate_of, sweep, token_former
 from lab.spec import Growth, Run, TokenFormer
 from lab.tables import markdown, number, with_spread
 from lab.train import SOME, finished_model, score, task_of
@@ -72,8 +72,8 @@ def branch(way: str, budget: int, base_rate: float, seed: int, rate: float | Non
 
 
 def rates(base_rate: float) -> list[Run]:
-    """The adopted and grown model at every rate that TokenFormers are tried at, with the first seed."""
-    return [branch(ADOPTED, max(BUDGETS), base_rate, SEEDS[0], rate) for rate in RATES[TokenFormer]]
+    """The adopted and grown model at the rates that TokenFormers are tried at, with the first seed."""
+    return at_rates(lambda rate: branch(ADOPTED, max(BUDGETS), base_rate, SEEDS[0], rate), RATES[TokenFormer])
 
 
 def runs(way: str) -> dict[int, list[Run]]:
@@ -180,7 +180,7 @@ def report() -> None:
                 ballast[way] = _mean_use([ballast_use(run) for run in done])
     base_rate = rate_of(models(SIZES[0])[1])
     tried = [] if base_rate is None else finished(rates(base_rate))
-    by_rate = {f"{run.growths[0].lr:g}": final(run) for run in tried}
+    by_rate = {f"{run.growths[0].lr:g}": final(run) for run in sorted(tried, key=lambda run: run.growths[0].lr or 0.0)}
     write_results(HERE, {"ways": ways, "rates": by_rate, "ballast": ballast}, plan())
     draw(HERE / "losses.png", [_losses(ways), _ballast(ballast)])
 

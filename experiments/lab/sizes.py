@@ -4,6 +4,7 @@
 projection, at width 128; the FFN has four times as many.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import cache
 from typing import Any
@@ -50,20 +51,18 @@ def scratch(model: TokenFormer | NeoX, lr: float, seed: int = 0) -> Run:
     return Run(model, lr, STEPS, seed, marks=() if has_fewer(model, TINY) else (Run(model, lr, PROBE).decay_start,))
 
 
-def sweep(model: TokenFormer | NeoX) -> list[Run]:
-    """Every rate, with the first seed: to the end for the smallest sizes, for PROBE steps for the others.
-
-    If the best is the lowest or the highest, the next one beyond it is tried too.
-    """
-
-    def at(rate: float) -> Run:
-        return scratch(model, rate) if has_fewer(model, TINY) else Run(model, rate, PROBE)
-
-    rates = RATES[type(model)]
+def at_rates(at: Callable[[float], Run], rates: Sequence[float]) -> list[Run]:
+    """A run at every rate. If the best is the lowest or the highest, the next one beyond it is tried too."""
     runs = [at(rate) for rate in rates]
     chosen = best(runs)
-    beyond = {rates[0]: rates[0] / 2, rates[-1]: rates[-1] * 2}
-    return [*runs, at(beyond[chosen.lr])] if chosen is not None and chosen.lr in beyond else runs
+    beyond = {runs[0]: rates[0] / 2, runs[-1]: rates[-1] * 2}
+    return [*runs, at(beyond[chosen])] if chosen in beyond else runs
+
+
+def sweep(model: TokenFormer | NeoX) -> list[Run]:
+    """Every rate, with the first seed: to the end for the smallest sizes, for PROBE steps for the others."""
+    tiny = has_fewer(model, TINY)
+    return at_rates(lambda rate: scratch(model, rate) if tiny else Run(model, rate, PROBE), RATES[type(model)])
 
 
 def rate_of(model: TokenFormer | NeoX) -> float | None:
