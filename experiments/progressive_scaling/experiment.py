@@ -74,7 +74,7 @@ OTHERS: dict[str, Ladder] = {
     "rotate, half as long": Ladder(hold=200, decay=150, growth=ROTATE),
     "rotate, a quarter as long": Ladder(hold=100, decay=75, factors=TWO, growth=ROTATE),
 }
-BEST = METHODS["rotate"]
+BEST = OTHERS["rotate, decay over 400 steps instead of 300"]
 SHORT_BEST, SHORTEST_BEST = replace(BEST, factors=TWO), replace(BEST, factors=(2,))
 # The methods once more, with the paper's initialisation: these came first.
 PAPER, PAPER_RATE = TokenFormer(SIZES[0]), 2e-3
