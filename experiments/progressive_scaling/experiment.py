@@ -92,10 +92,11 @@ def plan() -> list[Run]:
     methods, others = ([run for one in ladders.values() for run in one.runs(lr)] for ladders in (METHODS, OTHERS))
     kinds = [model for tokens in SIZES for model in models(tokens)]
     peers = [run for model in kinds for run in sweep(model)] + [run for model in kinds for run in seeded(model)[:1]]
+    peers += [run for tokens in SIZES[:2] for run in seeded(token_former(tokens))]
     rates = [run for other in RATES[TokenFormer] for run in SHORTEST_BEST.runs(other)]
     seeds = [run for seed in SEEDS for run in [scratch(SMALLEST, lr, seed), *SHORT_BEST.runs(lr, seed)]]
     python = [*on_python(lr).values(), *(run for ladder in PYTHON_LADDERS.values() for run in ladder.runs(lr))]
-    return [*paper, *methods, *peers, *others, *rates, *seeds, *python]
+    return [*paper, *methods, *others, *rates, *peers, *seeds, *python]
 
 
 def on_python(lr: float) -> dict[str, Run]:
@@ -109,13 +110,13 @@ def compute(runs: list[Run]) -> float:
     return sum(flops(segment.run, segment.end, segment.start) for segment in segments.values())
 
 
-def from_scratch() -> dict[str, dict[str, Run]]:
-    """The best run of each kind at each size that is finished."""
+def from_scratch(seed: int = 0) -> dict[str, dict[str, Run]]:
+    """The best run of each kind at each size, as far as it is finished with that seed."""
     found: dict[str, dict[str, Run]] = {}
     for tokens in SIZES:
         for name, model in zip(("tokenformer", "gpt_neox"), models(tokens), strict=True):
-            for run in seeded(model)[:1]:
-                if final(run) is not None:
+            for run in seeded(model):
+                if run.seed == seed and final(run) is not None:
                     found.setdefault(str(tokens), {})[name] = run
     return found
 
@@ -124,7 +125,7 @@ def climbed(
     ladder: Ladder, lr: float, seed: int = 0, peers: dict[str, dict[str, Run]] | None = None
 ) -> dict[str, Any] | None:
     """What a ladder reached at each size, and its compute against that of all sizes from scratch."""
-    runs, peers = ladder.runs(lr, seed), from_scratch() if peers is None else peers
+    runs, peers = ladder.runs(lr, seed), from_scratch(seed) if peers is None else peers
     if any(final(run) is None for run in runs):
         return None
     rows = {}
