@@ -69,6 +69,15 @@ def shape_at(run: Run, step: int) -> Any:
     return shape
 
 
+def rise_at_growth(run: Run) -> float:
+    """How far the validation loss moved when the model grew: the largest step, up or down."""
+    rises = []
+    for growth in run.growths:
+        noted = [one["loss"] for one in lines(run) if one["step"] == growth.step and one["kind"] in ("end", "growth")]
+        rises.append(noted[1] - noted[0])
+    return max(rises, key=abs)
+
+
 def parameters(run: Run) -> int:
     """Of the model at the end of a run."""
     return cost.parameters(config_of(shape_at(run, run.steps))).total

@@ -12,10 +12,10 @@ from typing import Any
 
 from lab.figures import colour, draw, legend
 from lab.models import config_of
-from lab.results import finished, flops, lines, losses, shape_at, write_results
+from lab.results import finished, flops, losses, rise_at_growth, shape_at, write_results
 from lab.sizes import SEEDS, SIZES, models, neox, rate_of, sweep, token_former
 from lab.spec import Growth, Run
-from lab.tables import markdown, with_spread
+from lab.tables import change, markdown, with_spread
 
 from tokenformer import cost
 
@@ -60,16 +60,10 @@ def report() -> None:
             if done:
                 after = cost.parameters(config_of(shape_at(done[0], done[0].steps)))
                 findings.setdefault(way, {"non_embedding": after.non_embedding, "budgets": {}})
-                findings[way]["jump"] = [_jump(run) for run in done]
+                findings[way]["jump"] = [rise_at_growth(run) for run in done]
                 findings[way]["budgets"][str(budget)] = {"flops": flops(done[0], since=BASE), **losses(done)}
     write_results(HERE, findings, plan())
     draw(HERE / "budgets.png", [_budgets(findings)])
-
-
-def _jump(run: Run) -> float:
-    """The validation loss just after growth less the one just before."""
-    noted = [line for line in lines(run) if line["step"] == BASE and line["kind"] in ("end", "growth")]
-    return noted[1]["loss"] - noted[0]["loss"]
 
 
 def _budgets(findings: dict[str, Any]) -> Any:
@@ -90,7 +84,7 @@ def tables(findings: dict[str, Any]) -> dict[str, str]:
         [
             way,
             f"{found['non_embedding']:,}",
-            f"{max(found['jump'], key=abs):+.4f}",
+            change(max(found["jump"], key=abs)),
             *(with_spread(found["budgets"].get(str(budget), {}).get("validation")) for budget in BUDGETS),
         ]
         for way, found in findings.items()

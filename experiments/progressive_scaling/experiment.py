@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from lab.figures import OURS, THEIRS, colour, draw, legend
-from lab.results import curve, final, flops, shape_at, write_results
+from lab.results import curve, final, flops, rise_at_growth, shape_at, write_results
 from lab.sizes import RATES, SEEDS, SIZES, STEPS, models, rate_of, scratch, seeded, sweep, token_former
 from lab.spec import Growth, Run, TokenFormer
-from lab.tables import markdown, number
+from lab.tables import change, markdown, number
 
 HERE = Path(__file__).parent
 SMALLEST = token_former(SIZES[0])
@@ -136,7 +136,8 @@ def climbed(
             rows[tokens][f"against_{name}"] = (final(run) or 0.0) / (final(peer) or 1.0)
     sizes = [str(SIZES[0]), *rows]
     smallest = replace(scratch(ladder.model, lr, seed), text=ladder.text)
-    result: dict[str, Any] = {"sizes": rows, "flops": compute([smallest, *runs])}
+    rise = max((rise_at_growth(run) for run in runs), key=abs)
+    result: dict[str, Any] = {"sizes": rows, "flops": compute([smallest, *runs]), "rise": rise}
     if all("tokenformer" in peers.get(tokens, {}) for tokens in sizes):
         result["of_from_scratch"] = result["flops"] / sum(flops(peers[tokens]["tokenformer"]) for tokens in sizes)
     return result
@@ -210,6 +211,7 @@ def tables(findings: dict[str, Any]) -> dict[str, str]:
         return [
             [
                 name,
+                change(ladder["rise"]),
                 *(_loss(ladder, tokens) for tokens in grown),
                 "-" if "of_from_scratch" not in ladder else f"{ladder['of_from_scratch']:.0%}",
             ]
@@ -217,7 +219,7 @@ def tables(findings: dict[str, Any]) -> dict[str, str]:
             if ladder is not None
         ]
 
-    header = [*(f"{tokens} tokens" for tokens in grown), "compute"]
+    header = ["rise at growth", *(f"{tokens} tokens" for tokens in grown), "compute"]
     return {
         "scratch": markdown(["tokens", "TokenFormer", "GPT-NeoX"], scratch_rows),
         "variants": markdown(["ladder", *header], rows(findings.get("variants", {}))),
@@ -225,7 +227,7 @@ def tables(findings: dict[str, Any]) -> dict[str, str]:
         "seeds": markdown(["seed", *header], rows(findings.get("seeds", {}))),
         "paper_initialisation": markdown(["ladder", *header], rows(findings.get("paper_initialisation", {}))),
         "python": markdown(
-            ["ladder", header[0], header[-1]], [[r[0], r[1], r[-1]] for r in rows(findings.get("python", {}))]
+            ["ladder", *header[:2], header[-1]], [[*row[:3], row[-1]] for row in rows(findings.get("python", {}))]
         ),
     }
 
