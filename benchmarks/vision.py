@@ -48,7 +48,8 @@ def measure(options: Options) -> list[Figure]:
     """Both kinds of speed, and kept memory, at every shape."""
     figures = []
     for name, config, batch in shapes(options.quick):
-        models = {OURS: TokenFormerForImageClassification(config), THEIRS: ViTForImageClassification(equal_vit(config))}
+        peer = equal_vit(config, heads=config.num_attention_heads)
+        models = {OURS: TokenFormerForImageClassification(config), THEIRS: ViTForImageClassification(peer)}
         counts = {key: count(model) for key, model in models.items()}
         assert abs(counts[THEIRS] / counts[OURS] - 1) <= 0.02, counts
         assert {model.config._attn_implementation for model in models.values()} == {"sdpa"}

@@ -14,10 +14,21 @@ from typing import Any
 import torch
 from lab.data import held_out
 from lab.figures import colour, draw, legend
-from lab.results import best, curve, final, finished, flops, jump, losses, non_embedding, spread, write_results
+from lab.results import (
+    best,
+    curve,
+    final,
+    finished,
+    flops,
+    losses,
+    non_embedding,
+    rise_at_growth,
+    spread,
+    write_results,
+)
 from lab.sizes import PROBE, RATES, SEEDS, SIZES, at_rates, models, neox, rate_of, sweep, token_former
 from lab.spec import Growth, Run, TokenFormer
-from lab.tables import markdown, number, with_spread
+from lab.tables import change, markdown, number, with_spread
 from lab.train import SOME, finished_model, score, task_of
 
 from tokenformer.pattention import Pattention
@@ -172,7 +183,7 @@ def report() -> None:
             if not done:
                 continue
             found = ways.setdefault(way, {"non_embedding": non_embedding(done[0]), "budgets": {}})
-            found["jump"] = [jump(run, BASE) for run in done] if done[0].growths else []
+            found["jump"] = [rise_at_growth(run) for run in done] if done[0].growths else []
             how = {"flops": flops(done[0]), "steps": lengths(way)[budget]}
             rate = done[0].learning_rate(done[0].decay_start)  # after growth
             found["budgets"][str(budget)] = {**how, **losses(done), "lr": rate}
@@ -231,7 +242,7 @@ def tables(findings: dict[str, Any]) -> dict[str, str]:
             [
                 way,
                 f"{found['non_embedding']:,}",
-                f"{max(found['jump'], key=abs):+.4f}" if found["jump"] else "-",
+                change(max(found["jump"], key=abs)) if found["jump"] else "-",
                 *(f"{with_spread(row.get('validation'))} ({row.get('steps', '-')})" for row in by_budget),
                 with_spread(by_budget[-1].get("test")),
             ]

@@ -91,6 +91,15 @@ def _adopted_at(run: Run, step: int) -> tuple[int, int]:
     return _adopted(run.model, tuple(growth for growth in run.growths if growth.step <= step))
 
 
+def rise_at_growth(run: Run) -> float:
+    """How far the validation loss moved when the model grew: the largest step, up or down."""
+    rises = []
+    for growth in run.growths:
+        noted = [one["loss"] for one in lines(run) if one["step"] == growth.step and one["kind"] in ("end", "growth")]
+        rises.append(noted[1] - noted[0])
+    return max(rises, key=abs)
+
+
 def parameters(run: Run) -> int:
     """Of the model at the end of a run."""
     return cost.parameters(config_of(shape_at(run, run.steps))).total + _adopted_at(run, run.steps)[0]
@@ -115,12 +124,6 @@ def _flops_of_sample(run: Run, step: int) -> int:
         return cost.training_flops_per_image(config_of(shape))
     forward = cost.forward_flops_per_token(config_of(shape), run.context) + _adopted_at(run, step)[1]
     return run.context * 3 * forward
-
-
-def jump(run: Run, step: int) -> float:
-    """The validation loss just after the growth before a step, less the one just before."""
-    before, after = (line["loss"] for line in lines(run) if line["step"] == step and line["kind"] in ("end", "growth"))
-    return after - before
 
 
 def curve(run: Run, kind: str = "validation", value: str = "loss") -> tuple[list[float], list[float]]:

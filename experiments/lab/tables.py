@@ -42,6 +42,11 @@ def number(value: float | None, digits: int = 3) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
+def change(value: float) -> str:
+    """How far a loss moved; what rounds to nothing has no sign of its own."""
+    return f"{round(value, 4) + 0.0:+.4f}"
+
+
 def pages() -> list[Path]:
     """All pages that may have such tables."""
     return [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "experiments").glob("*/README.md"))]

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from lab.figures import colour, draw, legend
-from lab.results import finished, flops, jump, losses, non_embedding, write_results
+from lab.results import finished, flops, losses, non_embedding, rise_at_growth, write_results
 from lab.sizes import SEEDS, SIZES, models, neox, rate_of, sweep, token_former
 from lab.spec import Growth, Run
-from lab.tables import markdown, with_spread
+from lab.tables import change, markdown, with_spread
 
 HERE = Path(__file__).parent
 BASE, BUDGETS = 1200, (250, 500, 1000)
@@ -56,7 +56,7 @@ def report() -> None:
             done = finished(tried)
             if done:
                 findings.setdefault(way, {"non_embedding": non_embedding(done[0]), "budgets": {}})
-                findings[way]["jump"] = [jump(run, BASE) for run in done]
+                findings[way]["jump"] = [rise_at_growth(run) for run in done]
                 findings[way]["budgets"][str(budget)] = {"flops": flops(done[0], since=BASE), **losses(done)}
     write_results(HERE, findings, plan())
     draw(HERE / "budgets.png", [_budgets(findings)])
@@ -80,7 +80,7 @@ def tables(findings: dict[str, Any]) -> dict[str, str]:
         [
             way,
             f"{found['non_embedding']:,}",
-            f"{max(found['jump'], key=abs):+.4f}",
+            change(max(found["jump"], key=abs)),
             *(with_spread(found["budgets"].get(str(budget), {}).get("validation")) for budget in BUDGETS),
         ]
         for way, found in findings.items()

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from lab.figures import OURS, THEIRS, colour, draw, legend
-from lab.results import curve, final, flops, shape_at, write_results
+from lab.results import curve, final, flops, rise_at_growth, shape_at, write_results
 from lab.sizes import RATES, SEEDS, SIZES, STEPS, models, rate_of, scratch, seeded, sweep, token_former
 from lab.spec import Growth, Run, TokenFormer
-from lab.tables import markdown, number
+from lab.tables import change, markdown, number
 
 HERE = Path(__file__).parent
 SMALLEST = token_former(SIZES[0])
@@ -74,7 +74,7 @@ OTHERS: dict[str, Ladder] = {
     "rotate, half as long": Ladder(hold=200, decay=150, growth=ROTATE),
     "rotate, a quarter as long": Ladder(hold=100, decay=75, factors=TWO, growth=ROTATE),
 }
-BEST = METHODS["rotate"]
+BEST = OTHERS["rotate, decay over 400 steps instead of 300"]
 SHORT_BEST, SHORTEST_BEST = replace(BEST, factors=TWO), replace(BEST, factors=(2,))
 # The methods once more, with the paper's initialisation: these came first.
 PAPER, PAPER_RATE = TokenFormer(SIZES[0]), 2e-3
@@ -92,10 +92,11 @@ def plan() -> list[Run]:
     methods, others = ([run for one in ladders.values() for run in one.runs(lr)] for ladders in (METHODS, OTHERS))
     kinds = [model for tokens in SIZES for model in models(tokens)]
     peers = [run for model in kinds for run in sweep(model)] + [run for model in kinds for run in seeded(model)[:1]]
+    peers += [run for tokens in SIZES[:2] for run in seeded(token_former(tokens))]
     rates = [run for other in RATES[TokenFormer] for run in SHORTEST_BEST.runs(other)]
     seeds = [run for seed in SEEDS for run in [scratch(SMALLEST, lr, seed), *SHORT_BEST.runs(lr, seed)]]
     python = [*on_python(lr).values(), *(run for ladder in PYTHON_LADDERS.values() for run in ladder.runs(lr))]
-    return [*paper, *methods, *peers, *others, *rates, *seeds, *python]
+    return [*paper, *methods, *others, *rates, *peers, *seeds, *python]
 
 
 def on_python(lr: float) -> dict[str, Run]:
@@ -109,13 +110,13 @@ def compute(runs: list[Run]) -> float:
     return sum(flops(segment.run, segment.end, segment.start) for segment in segments.values())
 
 
-def from_scratch() -> dict[str, dict[str, Run]]:
-    """The best run of each kind at each size that is finished."""
+def from_scratch(seed: int = 0) -> dict[str, dict[str, Run]]:
+    """The best run of each kind at each size, as far as it is finished with that seed."""
     found: dict[str, dict[str, Run]] = {}
     for tokens in SIZES:
         for name, model in zip(("tokenformer", "gpt_neox"), models(tokens), strict=True):
-            for run in seeded(model)[:1]:
-                if final(run) is not None:
+            for run in seeded(model):
+                if run.seed == seed and final(run) is not None:
                     found.setdefault(str(tokens), {})[name] = run
     return found
 
@@ -124,7 +125,7 @@ def climbed(
     ladder: Ladder, lr: float, seed: int = 0, peers: dict[str, dict[str, Run]] | None = None
 ) -> dict[str, Any] | None:
     """What a ladder reached at each size, and its compute against that of all sizes from scratch."""
-    runs, peers = ladder.runs(lr, seed), from_scratch() if peers is None else peers
+    runs, peers = ladder.runs(lr, seed), from_scratch(seed) if peers is None else peers
     if any(final(run) is None for run in runs):
         return None
     rows = {}
@@ -135,7 +136,8 @@ def climbed(
             rows[tokens][f"against_{name}"] = (final(run) or 0.0) / (final(peer) or 1.0)
     sizes = [str(SIZES[0]), *rows]
     smallest = replace(scratch(ladder.model, lr, seed), text=ladder.text)
-    result: dict[str, Any] = {"sizes": rows, "flops": compute([smallest, *runs])}
+    rise = max((rise_at_growth(run) for run in runs), key=abs)
+    result: dict[str, Any] = {"sizes": rows, "flops": compute([smallest, *runs]), "rise": rise}
     if all("tokenformer" in peers.get(tokens, {}) for tokens in sizes):
         result["of_from_scratch"] = result["flops"] / sum(flops(peers[tokens]["tokenformer"]) for tokens in sizes)
     return result
@@ -209,6 +211,7 @@ def tables(findings: dict[str, Any]) -> dict[str, str]:
         return [
             [
                 name,
+                change(ladder["rise"]),
                 *(_loss(ladder, tokens) for tokens in grown),
                 "-" if "of_from_scratch" not in ladder else f"{ladder['of_from_scratch']:.0%}",
             ]
@@ -216,7 +219,7 @@ def tables(findings: dict[str, Any]) -> dict[str, str]:
             if ladder is not None
         ]
 
-    header = [*(f"{tokens} tokens" for tokens in grown), "compute"]
+    header = ["rise at growth", *(f"{tokens} tokens" for tokens in grown), "compute"]
     return {
         "scratch": markdown(["tokens", "TokenFormer", "GPT-NeoX"], scratch_rows),
         "variants": markdown(["ladder", *header], rows(findings.get("variants", {}))),
@@ -224,7 +227,7 @@ def tables(findings: dict[str, Any]) -> dict[str, str]:
         "seeds": markdown(["seed", *header], rows(findings.get("seeds", {}))),
         "paper_initialisation": markdown(["ladder", *header], rows(findings.get("paper_initialisation", {}))),
         "python": markdown(
-            ["ladder", header[0], header[-1]], [[r[0], r[1], r[-1]] for r in rows(findings.get("python", {}))]
+            ["ladder", *header[:2], header[-1]], [[*row[:3], row[-1]] for row in rows(findings.get("python", {}))]
         ),
     }
 
