@@ -23,7 +23,7 @@ from lab import data, images
 from lab.models import GeluL1, SeparateProjections, build, equal_neox, equal_vit
 from lab.net2net import widen, widen_ffn
 from lab.pool import train_all
-from lab.results import accuracy, final, flops, jump, lines, non_embedding, parameters, shape_at
+from lab.results import accuracy, final, flops, lines, non_embedding, parameters, rise_at_growth, shape_at
 from lab.spec import Growth, NeoX, Run, TokenFormer, TokenViT, ViT
 from lab.tables import pages, with_tables
 from lab.train import Training, finished_model, folder_of, segment_facts, segment_from, task_of
@@ -258,7 +258,7 @@ def test_net2net_gives_ffns_any_size_and_keeps_the_function(size, noise):
 
 def test_an_adopted_model_grows_where_it_was_and_trains_at_its_own_rate():
     train(ADOPTED)
-    assert jump(ADOPTED, 4) == pytest.approx(0, abs=1e-5)
+    assert rise_at_growth(ADOPTED) == pytest.approx(0, abs=1e-5)
     assert [ADOPTED.learning_rate(step) for step in (3, 4)] == [4e-3, 1e-3]
     assert ADOPTED.segments()[0].name == replace(HOST, marks=(4,)).segments()[0].name
     model = finished_model(ADOPTED)
