@@ -24,6 +24,7 @@ one token at a time, these small operations would weigh as much as the rest.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +39,14 @@ LARGEST_UNSCALED = 2.0**35
 # 16 MB in fp32. Fewer make the products slower, more leave the cache: see docs/performance.md.
 NUMBERS_AT_ONCE = 2**22
 FEWEST_ROWS = 256
+
+# By kind: the activation into the memory of the normalised scores. Fresh memory would cost more than the norm.
+_IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
+    "l2_gelu": torch.ops.aten.gelu_,
+    "l2_gelu_tanh": partial(torch.ops.aten.gelu_, approximate="tanh"),
+    "l2_silu": torch.ops.aten.silu_,
+    "l2_relu": torch.ops.aten.relu_,
+}
 
 # By kind: the gradient of a normalised score from that of its weight, into the latter's memory.
 _SLOPES: dict[str, Callable[[Tensor, Tensor], Any]] = {
@@ -61,7 +70,7 @@ def attend(
 ) -> Tensor:
     """The output [rows, d_out] alone; nothing is kept."""
     if x.shape[0] <= FEWEST_ROWS:
-        weights = _weigh(x, key_tokens, key_bias, tau, kind).weights
+        weights = _weigh(x, key_tokens, key_bias, tau, kind, keep=False).weights
         return _product(weights.to(value_tokens.dtype), value_tokens, bias)
     return forward(x, key_tokens, value_tokens, key_bias, bias, tau, kind, keep=False)[0]
 
@@ -82,7 +91,7 @@ def forward(
     kept = key_tokens.new_empty(rows, key_tokens.shape[0]) if keep else None
     stats = x.new_ones(rows, 3, dtype=wide(x.dtype))
     for some in _parts(x, key_tokens):
-        weighed = _weigh(x[some], key_tokens, key_bias, tau, kind, None if kept is None else kept[some])
+        weighed = _weigh(x[some], key_tokens, key_bias, tau, kind, None if kept is None else kept[some], keep)
         _product(weighed.weights.to(value_tokens.dtype), value_tokens, bias, out=out[some])
         stats[some, 0:1] = weighed.inverse_rms
         if weighed.scale is not None:
@@ -169,9 +178,15 @@ class _Rows(NamedTuple):
 
 
 def _weigh(
-    x: Tensor, key_tokens: Tensor, key_bias: Tensor | None, tau: Tensor, kind: str, kept: Tensor | None = None
+    x: Tensor,
+    key_tokens: Tensor,
+    key_bias: Tensor | None,
+    tau: Tensor,
+    kind: str,
+    kept: Tensor | None = None,
+    keep: bool = True,
 ) -> _Rows:
-    """`kept` is where to put what is kept, if that is decided already."""
+    """`kept`: where to put what is kept, if that is decided already. Unless it is to `keep`, weights overwrite it."""
     biased = key_bias is not None
     size = max(1.0 if biased else 0.0, _size(x, key_tokens))
     scale = row_scale(x, biased) if size > LARGEST_UNSCALED else None
@@ -192,7 +207,9 @@ def _weigh(
         rms = norm / tau
         inverse_rms, free = torch.maximum(rms, smallest).reciprocal(), rms >= smallest
     weights.mul_(inverse_rms)
-    return _Rows(ACTIVATIONS[kind](kept) if kind in ACTIVATIONS else weights, kept, inverse_rms, scale, free)
+    if kind in ACTIVATIONS:
+        weights = (ACTIVATIONS if keep else _IN_PLACE)[kind](kept)
+    return _Rows(weights, kept, inverse_rms, scale, free)
 
 
 def _scores(
