@@ -380,6 +380,13 @@ def test_flops_follow_the_growth():
     assert parameters(run) == build(replace(TINY, tokens=16)).num_parameters()
 
 
+def test_compute_counts_what_runs_share_once():
+    compute = importlib.import_module("progressive_scaling.experiment").compute
+    grown = replace(SHORT, growths=(Growth(3),))
+    assert [segment.end for segment in SHORT.segments()] == [8, 10]  # the other leaves it in the middle of the first
+    assert compute([SHORT, grown, SHORT]) == flops(SHORT) + flops(grown, since=3)
+
+
 def test_held_out_text_is_not_trained_on():
     trained = set(data.TrainingBlocks("python", 16, 0).blocks.flatten().data_ptr() + torch.arange(3600).numpy())
     for part in ("validation", "test"):

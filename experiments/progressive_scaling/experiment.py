@@ -105,9 +105,16 @@ def on_python(lr: float) -> dict[str, Run]:
 
 
 def compute(runs: list[Run]) -> float:
-    """FLOPs of runs, with what they share counted once."""
+    """FLOPs of runs, with what they share counted once, also where one leaves the other in the middle of a segment."""
     segments = {segment.name: segment for run in runs for segment in run.segments()}
-    return sum(flops(segment.run, segment.end, segment.start) for segment in segments.values())
+    shared = {
+        replace(longer, end=shorter.end).name
+        for longer in segments.values()
+        for shorter in segments.values()
+        if longer.start == shorter.start and longer.end > shorter.end
+    }
+    counted = [segment for name, segment in segments.items() if name not in shared]
+    return sum(flops(segment.run, segment.end, segment.start) for segment in counted)
 
 
 def from_scratch(seed: int = 0) -> dict[str, dict[str, Run]]:
