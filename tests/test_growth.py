@@ -309,7 +309,7 @@ def test_inplace_growth_needs_little_more_memory_than_the_grown_model():
         run = subprocess.run(
             [sys.executable, "-c", script.replace("METHOD", method)], capture_output=True, text=True, check=True
         )
-        assert float(run.stdout) < 96 * 1.3  # the 96 MB that are new, and one layer's worth of work
+        assert float(run.stdout) < 96 + 40  # the 96 MB that are new, and one layer's worth of work
 
 
 def test_a_model_inside_a_wrapper():
