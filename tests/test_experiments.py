@@ -23,7 +23,7 @@ from lab import data, images
 from lab.models import GeluL1, SeparateProjections, build, equal_neox, equal_vit
 from lab.net2net import widen, widen_ffn
 from lab.pool import train_all
-from lab.results import accuracy, final, flops, lines, non_embedding, parameters, rise_at_growth, shape_at
+from lab.results import accuracy, compute, final, flops, lines, non_embedding, parameters, rise_at_growth, shape_at
 from lab.spec import Growth, NeoX, Run, TokenFormer, TokenViT, ViT
 from lab.tables import pages, with_tables
 from lab.train import Training, finished_model, folder_of, segment_facts, segment_from, task_of
@@ -381,7 +381,6 @@ def test_flops_follow_the_growth():
 
 
 def test_compute_counts_what_runs_share_once():
-    compute = importlib.import_module("progressive_scaling.experiment").compute
     grown = replace(SHORT, growths=(Growth(3),))
     assert [segment.end for segment in SHORT.segments()] == [8, 10]  # the other leaves it in the middle of the first
     assert compute([SHORT, grown, SHORT]) == flops(SHORT) + flops(grown, since=3)

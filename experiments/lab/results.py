@@ -95,7 +95,9 @@ def rise_at_growth(run: Run) -> float:
     """How far the validation loss moved when the model grew: the largest step, up or down."""
     rises = []
     for growth in run.growths:
-        noted = [one["loss"] for one in lines(run) if one["step"] == growth.step and one["kind"] in ("end", "growth")]
+        noted = [
+            one["loss"] for one in lines(run) if one["step"] == growth.step and one["kind"] in ("before", "growth")
+        ]
         rises.append(noted[1] - noted[0])
     return max(rises, key=abs)
 
@@ -126,6 +128,19 @@ def _flops_of_sample(run: Run, step: int) -> int:
     return run.context * 3 * forward
 
 
+def compute(runs: list[Run]) -> float:
+    """FLOPs of runs, with what they share counted once, also where one leaves the other in the middle of a segment."""
+    segments = {segment.name: segment for run in runs for segment in run.segments()}
+    shared = {
+        replace(longer, end=shorter.end).name
+        for longer in segments.values()
+        for shorter in segments.values()
+        if longer.start == shorter.start and longer.end > shorter.end
+    }
+    counted = [segment for name, segment in segments.items() if name not in shared]
+    return sum(flops(segment.run, segment.end, segment.start) for segment in counted)
+
+
 def curve(run: Run, kind: str = "validation", value: str = "loss") -> tuple[list[float], list[float]]:
     """FLOPs and losses, or another value, along a run."""
     points = [(flops(run, line["step"]), line[value]) for line in lines(run) if line["kind"] == kind]
@@ -145,6 +160,11 @@ def losses(runs: Sequence[Run]) -> dict[str, Any]:
         "validation": spread([final(run) or 0.0 for run in runs]),
         "test": spread([final(run, "test") or 0.0 for run in runs]),
     }
+
+
+def image_scores(runs: Sequence[Run]) -> dict[str, Any]:
+    """Losses and accuracies of finished runs that differ in the seed."""
+    return {**losses(runs), "accuracy": accuracies(runs), "test_accuracy": accuracies(runs, "test")}
 
 
 def accuracies(runs: Sequence[Run], kind: str = "end") -> dict[str, Any]:

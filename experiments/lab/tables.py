@@ -15,6 +15,7 @@ from typing import Any
 
 BLOCK = re.compile(r"<!-- table: ([\w-]+) (\w+) -->\n(.*?)<!-- end -->", re.DOTALL)
 ROOT = Path(__file__).parents[2]
+IMAGE_HEADER = ["accuracy, validation", "accuracy, test", "loss, test"]
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -35,6 +36,11 @@ def percent(found: dict[str, Any]) -> str:
     """A mean share and its standard deviation, in percent."""
     deviation = f" ± {100 * found['deviation']:.1f}" if found["deviation"] is not None else ""
     return f"{100 * found['mean']:.1f}{deviation} %"
+
+
+def image_cells(found: dict[str, Any]) -> list[str]:
+    """Accuracy on validation and on test images, and the loss on the latter: IMAGE_HEADER."""
+    return [percent(found["accuracy"]), percent(found["test_accuracy"]), with_spread(found["test"])]
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -99,6 +99,8 @@ class Training:
             if segment.before is not None:
                 self._load(folder_of(segment.before) / "state.pt")
             if growth is not None:
+                # The end of the segment before may have been measured on more blocks.
+                self.measure("before", **self.validate("validation", SOME))
                 self._grow(growth)
                 self.measure("growth", **self.validate("validation", SOME))
         frozen = self.growth is not None and self.growth.trains == "new"

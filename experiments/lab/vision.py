@@ -4,18 +4,17 @@ CIFAR-10, 4 layers of width 96, 3 heads, patches of 4 pixels, 64 images a step. 
 FFN) a TokenFormer has as many parameters as a ViT of its width.
 """
 
-from dataclasses import replace
 from typing import Any
 
 from .models import equal_vit
 from .results import best
+from .sizes import SEEDS, at_rates
 from .spec import Run, TokenViT, ViT
 
 TOKENS, WIDTH, HEADS = 72, 96, 3
 EPOCH = 703  # steps for the 45,000 images that are not held out
 STEPS = 6 * EPOCH
 RATES = (5e-4, 1e-3, 2e-3, 4e-3)
-SEEDS = (0, 1, 2)
 BATCH = 64
 
 
@@ -36,7 +35,7 @@ def scratch(model: TokenViT | ViT, lr: float, seed: int = 0, steps: int = STEPS)
 
 def sweep(model: TokenViT | ViT) -> list[Run]:
     """Every rate for one epoch, with the first seed."""
-    return [scratch(model, rate, steps=EPOCH) for rate in RATES]
+    return at_rates(lambda rate: scratch(model, rate, steps=EPOCH), RATES)
 
 
 def rate_of(model: TokenViT | ViT) -> float | None:
@@ -48,4 +47,4 @@ def rate_of(model: TokenViT | ViT) -> float | None:
 def seeded(model: TokenViT | ViT, steps: int = STEPS, like: TokenViT | ViT | None = None) -> list[Run]:
     """Training from scratch with every seed at the best rate of `like`, or of itself; empty while it is not known."""
     rate = rate_of(like or model)
-    return [] if rate is None else [replace(scratch(model, rate, steps=steps), seed=seed) for seed in SEEDS]
+    return [] if rate is None else [scratch(model, rate, seed, steps) for seed in SEEDS]

@@ -13,7 +13,7 @@ from typing import Any
 
 from lab.figures import colour, draw
 from lab.results import best, finished, losses, write_results
-from lab.sizes import RATES, SEEDS, models
+from lab.sizes import RATES, SEEDS, at_rates, models
 from lab.spec import NeoX, Run
 from lab.tables import markdown, with_spread
 
@@ -25,7 +25,7 @@ PARTS = ("query", "key", "value", "dense", "mlp")
 
 def sweep(parts: tuple[str, ...]) -> list[Run]:
     """Every rate, with the first seed."""
-    return [Run(replace(TRANSFORMER, replaced=parts), rate, STEPS) for rate in RATES[NeoX]]
+    return at_rates(lambda rate: Run(replace(TRANSFORMER, replaced=parts), rate, STEPS), RATES[NeoX])
 
 
 def variants() -> dict[str, list[Run]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.figures import OURS, THEIRS, colour, draw, legend
-from lab.results import curve, final, flops, rise_at_growth, shape_at, write_results
+from lab.results import compute, curve, final, flops, rise_at_growth, shape_at, write_results
 from lab.sizes import RATES, SEEDS, SIZES, STEPS, models, rate_of, scratch, seeded, sweep, token_former
 from lab.spec import Growth, Run, TokenFormer
 from lab.tables import change, markdown, number
@@ -102,19 +102,6 @@ def plan() -> list[Run]:
 def on_python(lr: float) -> dict[str, Run]:
     """The two sizes that are compared there, from scratch."""
     return {str(tokens): replace(scratch(token_former(tokens), lr), text="python") for tokens in SIZES[:2]}
-
-
-def compute(runs: list[Run]) -> float:
-    """FLOPs of runs, with what they share counted once, also where one leaves the other in the middle of a segment."""
-    segments = {segment.name: segment for run in runs for segment in run.segments()}
-    shared = {
-        replace(longer, end=shorter.end).name
-        for longer in segments.values()
-        for shorter in segments.values()
-        if longer.start == shorter.start and longer.end > shorter.end
-    }
-    counted = [segment for name, segment in segments.items() if name not in shared]
-    return sum(flops(segment.run, segment.end, segment.start) for segment in counted)
 
 
 def from_scratch(seed: int = 0) -> dict[str, dict[str, Run]]:

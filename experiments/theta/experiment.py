@@ -13,7 +13,7 @@ from typing import Any
 
 from lab.figures import colour, draw, legend, plain_ticks
 from lab.results import best, finished, lines, losses, spread, write_results
-from lab.sizes import RATES, SEEDS, token_former
+from lab.sizes import RATES, SEEDS, at_rates, token_former
 from lab.spec import Run, TokenFormer
 from lab.tables import markdown, with_spread
 
@@ -25,7 +25,7 @@ PARAMETRIC = "l2_gelu, parametric LayerNorm"
 
 def sweep(kind: str) -> list[Run]:
     """Every rate at the smaller size, with the first seed."""
-    return [Run(token_former(SIZES[0], kind=kind), rate, STEPS) for rate in RATES[TokenFormer]]
+    return at_rates(lambda rate: Run(token_former(SIZES[0], kind=kind), rate, STEPS), RATES[TokenFormer])
 
 
 def seeded(tokens: int, name: str) -> list[Run]:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from lab.figures import OURS, THEIRS, draw, legend
-from lab.results import accuracies, best, curve, finished, flops, losses, parameters, write_results
+from lab.results import accuracies, best, curve, finished, flops, image_scores, parameters, write_results
 from lab.spec import Run, ViT
-from lab.tables import markdown, number, percent, with_spread
+from lab.tables import IMAGE_HEADER, image_cells, markdown, number
 from lab.vision import WIDTH, seeded, sweep, token_vit, vit
 
 HERE = Path(__file__).parent
@@ -44,8 +44,8 @@ def report() -> None:
     for name, runs in kinds().items():
         done = finished(runs)
         if done:
-            found = {**losses(done), "accuracy": accuracies(done), "test_accuracy": accuracies(done, "test")}
-            findings["kinds"][name] = {"parameters": parameters(done[0]), "flops": flops(done[0]), **found}
+            size = {"parameters": parameters(done[0]), "flops": flops(done[0])}
+            findings["kinds"][name] = {**size, **image_scores(done)}
     for name, model in (("TokenFormer", token_vit()), ("ViT", NARROW), ("ViT, N(0, 0.1)", WIDE)):
         findings["rates"][name] = {f"{run.lr:g}": accuracies([run])["mean"] for run in finished(sweep(model))}
     write_results(HERE, findings, plan())
@@ -68,13 +68,11 @@ def tables(findings: dict[str, Any]) -> dict[str, str]:
             f"{found['parameters']:,}",
             f"{found['flops']:.3g}",
             f"{found['lr']:g}",
-            percent(found["accuracy"]),
-            percent(found["test_accuracy"]),
-            with_spread(found["test"]),
+            *image_cells(found),
         ]
         for name, found in findings["kinds"].items()
     ]
-    header = ["model", "parameters", "FLOPs", "rate", "accuracy, validation", "accuracy, test", "loss, test"]
+    header = ["model", "parameters", "FLOPs", "rate", *IMAGE_HEADER]
     tried = [
         [name, ", ".join(f"{rate}: {number(100 * found, 1)}" for rate, found in rates.items())]
         for name, rates in findings["rates"].items()

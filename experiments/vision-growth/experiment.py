@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from lab.figures import colour, draw, legend
-from lab.results import accuracies, accuracy, curve, finished, flops, losses, write_results
+from lab.results import accuracy, compute, curve, finished, flops, image_scores, write_results
 from lab.spec import Growth, Run
-from lab.tables import markdown, percent, with_spread
+from lab.tables import IMAGE_HEADER, image_cells, markdown
 from lab.vision import BATCH, SEEDS, STEPS, TOKENS, rate_of, scratch, seeded, sweep, token_vit
 
 HERE = Path(__file__).parent
@@ -50,19 +50,15 @@ def report() -> None:
     findings: dict[str, Any] = {"scratch": {}, "ladders": {}}
     for tokens, runs in ((SMALL.tokens, finished(small())), (LARGE.tokens, finished(seeded(LARGE)))):
         if runs:
-            findings["scratch"][str(tokens)] = {"flops": flops(runs[0]), **_found(runs)}
+            findings["scratch"][str(tokens)] = {"flops": flops(runs[0]), **image_scores(runs)}
     both = sum(found["flops"] for found in findings["scratch"].values())
     for method, runs in ladders().items():
         done = finished(runs)
         if done and len(findings["scratch"]) == 2:
-            total = flops(scratch(SMALL, done[0].lr)) + flops(done[0], since=BASE)
-            findings["ladders"][method] = {"flops": total, "of_from_scratch": total / both, **_found(done)}
+            total = compute([scratch(SMALL, done[0].lr, done[0].seed), done[0]])
+            findings["ladders"][method] = {"flops": total, "of_from_scratch": total / both, **image_scores(done)}
     write_results(HERE, findings, plan())
     draw(HERE / "growth.png", [_curves])
-
-
-def _found(runs: list[Run]) -> dict[str, Any]:
-    return {**losses(runs), "accuracy": accuracies(runs), "test_accuracy": accuracies(runs, "test")}
 
 
 def _curves(axes: Any) -> None:
@@ -78,14 +74,9 @@ def tables(findings: dict[str, Any]) -> dict[str, str]:
     """Accuracy and compute, from scratch and grown."""
     rows = []
     for tokens, found in findings["scratch"].items():
-        rows.append([f"{tokens} tokens from scratch", *_cells(found), "-"])
+        rows.append([f"{tokens} tokens from scratch", f"{found['flops']:.3g}", *image_cells(found), "-"])
     for method, found in findings["ladders"].items():
         name = f"{SMALL.tokens} -> {LARGE.tokens} tokens by {method}"
-        rows.append([name, *_cells(found), f"{found['of_from_scratch']:.0%}"])
-    header = ["model", "FLOPs", "accuracy, validation", "accuracy, test", "loss, test", "compute of both sizes"]
+        rows.append([name, f"{found['flops']:.3g}", *image_cells(found), f"{found['of_from_scratch']:.0%}"])
+    header = ["model", "FLOPs", *IMAGE_HEADER, "compute of both sizes"]
     return {"growth": markdown(header, rows)}
-
-
-def _cells(found: dict[str, Any]) -> list[str]:
-    accuracy_cells = [percent(found["accuracy"]), percent(found["test_accuracy"])]
-    return [f"{found['flops']:.3g}", *accuracy_cells, with_spread(found["test"])]

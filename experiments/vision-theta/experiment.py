@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from lab.figures import colour, draw
-from lab.results import accuracies, finished, losses, write_results
+from lab.results import finished, image_scores, write_results
 from lab.spec import Run
-from lab.tables import markdown, percent, with_spread
+from lab.tables import IMAGE_HEADER, image_cells, markdown
 from lab.vision import EPOCH, seeded, sweep, token_vit
 
 HERE = Path(__file__).parent
@@ -43,8 +43,7 @@ def report() -> None:
     for name, runs in variants().items():
         done = finished(runs)
         if done:
-            accuracy = {"accuracy": accuracies(done), "test_accuracy": accuracies(done, "test")}
-            findings[name] = {**losses(done), **accuracy}
+            findings[name] = image_scores(done)
     write_results(HERE, findings, plan())
     draw(HERE / "kinds.png", [_kinds(findings)])
 
@@ -62,14 +61,5 @@ def _kinds(findings: dict[str, Any]) -> Any:
 
 def tables(findings: dict[str, Any]) -> dict[str, str]:
     """Accuracy by kind."""
-    rows = [
-        [
-            name,
-            f"{found['lr']:g}",
-            percent(found["accuracy"]),
-            percent(found["test_accuracy"]),
-            with_spread(found["test"]),
-        ]
-        for name, found in findings.items()
-    ]
-    return {"kinds": markdown(["Θ", "rate", "accuracy, validation", "accuracy, test", "loss, test"], rows)}
+    rows = [[name, f"{found['lr']:g}", *image_cells(found)] for name, found in findings.items()]
+    return {"kinds": markdown(["Θ", "rate", *IMAGE_HEADER], rows)}

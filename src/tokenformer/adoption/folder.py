@@ -14,13 +14,12 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import BadResultError
 from ..files import check_new, write_new
 from ..growth import apply_growth, plan_growth
 from ..models import Adopted
 from ..models.folder import copy_beside_weights
 from ..models.loading import local_folder, read_any_config, read_host
-from ..models.sample import relative_difference, sample_inputs, sample_output, tolerance_of
+from ..models.sample import checked_difference, sample_inputs, sample_output, tolerance_of
 from ..pattention import Pattention
 from .families import family_of
 from .plan import check_parts
@@ -86,13 +85,14 @@ def adopt_folder(
         apply_growth(model, plan_growth(model, **growth), inplace=True)
     difference = None
     if output is not None:
-        difference = relative_difference(sample_output(model, inputs), output)
-        allowed = tolerance_of(model.dtype) if tolerance is None else tolerance
-        if (growth or {}).get("method") != "random" and not difference <= allowed:
-            raise BadResultError(
-                f"the grown model's output differs from that of {source} by {difference:.2g} of the largest entry, and "
-                f"{allowed:g} is allowed; nothing was written"
-            )
+        difference = checked_difference(
+            model,
+            inputs,
+            output,
+            exact=(growth or {}).get("method") != "random",
+            tolerance=tolerance_of(model.dtype) if tolerance is None else tolerance,
+            said=f"the grown model's output differs from that of {source}",
+        )
     with write_new(target) as (partial,):
         model.save_pretrained(partial)
         copy_beside_weights(source, partial)

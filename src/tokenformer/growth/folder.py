@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 
-from ..errors import BadResultError
 from ..files import check_new, write_new
 from ..models import TokenFormerBaseConfig
 from ..models.folder import copy_beside_weights
 from ..models.loading import empty_host, read_own_config, read_own_model
-from ..models.sample import relative_difference, sample_inputs, sample_output, tolerance_of
+from ..models.sample import checked_difference, sample_inputs, sample_output, tolerance_of
 from ..pattention import default_tau
 from .grow import apply_growth
 from .layer import grown_tau
@@ -52,13 +51,14 @@ def grow_folder(
     apply_growth(model, growth, inplace=True)
     difference = None
     if old_logits is not None:
-        difference, tolerance = relative_difference(sample_output(model, inputs), old_logits), tolerance_of(model.dtype)
-        # Written so that NaN fails too.
-        if growth.method != "random" and not difference <= tolerance:
-            raise BadResultError(
-                f"the grown model's logits differ from those of {source} by {difference:.2g} of the largest, and "
-                f"{tolerance:g} is allowed; nothing was written"
-            )
+        difference = checked_difference(
+            model,
+            inputs,
+            old_logits,
+            exact=growth.method != "random",
+            tolerance=tolerance_of(model.dtype),
+            said=f"the grown model's logits differ from those of {source}",
+        )
     with write_new(target) as (partial,):
         model.save_pretrained(partial)
         copy_beside_weights(source, partial)

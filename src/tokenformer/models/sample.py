@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..errors import BadRequestError, one_line
+from ..errors import BadRequestError, BadResultError, one_line
 
 LENGTH = 64  # tokens in a sequence, at most
 
@@ -56,6 +56,19 @@ def sample_output(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Tensor:
     finally:
         for module, training in modes.items():
             module.training = training
+
+
+def checked_difference(
+    model: PreTrainedModel, inputs: Mapping[str, Any], before: Tensor, *, exact: bool, tolerance: float, said: str
+) -> float:
+    """How far the output for `inputs` has moved from `before`. If it is to be `exact` and is not, an error: `said`."""
+    difference = relative_difference(sample_output(model, inputs), before)
+    # Written so that NaN fails too.
+    if exact and not difference <= tolerance:
+        raise BadResultError(
+            f"{said} by {difference:.2g} of the largest entry, and {tolerance:g} is allowed; nothing was written"
+        )
+    return difference
 
 
 def relative_difference(ours: Tensor, theirs: Tensor) -> float:
