@@ -13,8 +13,8 @@ from .spec import Run, TokenViT, ViT
 
 TOKENS, WIDTH, HEADS = 72, 96, 3
 EPOCH = 703  # steps for the 45,000 images that are not held out
-STEPS = 6 * EPOCH
-RATES = (5e-4, 1e-3, 2e-3, 4e-3)
+STEPS = 4 * EPOCH
+RATES = (1e-3, 2e-3, 4e-3)
 BATCH = 64
 
 

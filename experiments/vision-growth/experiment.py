@@ -18,7 +18,7 @@ from lab.vision import BATCH, SEEDS, STEPS, TOKENS, rate_of, scratch, seeded, sw
 HERE = Path(__file__).parent
 SMALL, LARGE = token_vit(TOKENS // 2), token_vit()
 BASE = STEPS - round(0.2 * STEPS)  # where the small model's branch starts to decay
-MORE = round(0.35 * STEPS)  # steps of the grown model, of which the last three sevenths decay
+MORE = round(0.4 * STEPS)  # steps of the grown model, of which the last half decay
 METHODS = {"rotate": SEEDS, "split": SEEDS[:1], "zero": SEEDS[:1], "random": SEEDS[:1]}
 
 
@@ -26,7 +26,7 @@ def grown(method: str, lr: float, seed: int) -> Run:
     """The branch that ends with the large model."""
     steps = BASE + MORE
     growth = (Growth(BASE, 2, method),)
-    return Run(SMALL, lr, steps, seed, growth, "cifar10", decay=0.15 * STEPS / steps, batch=BATCH)
+    return Run(SMALL, lr, steps, seed, growth, "cifar10", decay=0.2 * STEPS / steps, batch=BATCH)
 
 
 def ladders() -> dict[str, list[Run]]:
