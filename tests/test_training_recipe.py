@@ -37,9 +37,12 @@ def test_defaults_recipe_command_line(tmp_path):
     assert recipe.name == "recipe"
 
 
-def test_a_ladder_of_another_kind_grows_by_split(tmp_path):
-    recipe = load_recipe(write_recipe(tmp_path), ["model.pattention_kind=softmax"])
-    assert ladder_of(recipe).stages[1].growth.method == "split"
+@pytest.mark.parametrize(
+    ("kind", "method"), [("softmax", "split"), ("gelu_l2", "split"), ("l2_silu", "rotate"), ("l2_relu", "rotate")]
+)
+def test_a_ladder_grows_by_split_where_rotate_is_not_exact(tmp_path, kind, method):
+    recipe = load_recipe(write_recipe(tmp_path), [f"model.pattention_kind={kind}"])
+    assert ladder_of(recipe).stages[1].growth.method == method
 
 
 def test_the_resolved_recipe_is_a_recipe(tmp_path):

@@ -12,6 +12,7 @@ import torch
 from ..errors import BadRequestError
 from ..growth import Growth, apply_growth, plan_growth
 from ..models import TokenFormerBaseConfig
+from ..pattention.functional import ACTIVATIONS
 from .recipe import GrowthRecipe, Recipe, StageRecipe
 
 
@@ -111,7 +112,7 @@ def build_ladder(
     for number, request in enumerate(requests, start=1):
         step = None
         if number > 1:
-            method = request.method or growth.method or ("rotate" if config.pattention_kind == "l2_gelu" else "split")
+            method = request.method or growth.method or ("rotate" if config.pattention_kind in ACTIVATIONS else "split")
             step = plan_growth(
                 model,
                 request.factor,

@@ -104,7 +104,7 @@ class GrowthRecipe:
     """The ladder. Without stages the model trains for training.max_steps and does not grow."""
 
     stages: list[StageRecipe] = field(default_factory=list)
-    method: str | None = None  # None: rotate, or split where Pattention is not l2_gelu
+    method: str | None = None  # None: rotate, or split for kinds of which rotate is not exact
     noise: float = 1.0
     seed: int = 0
     adam: str = "carry"
