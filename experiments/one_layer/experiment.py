@@ -13,19 +13,18 @@ from typing import Any
 
 from lab.figures import colour, draw
 from lab.results import best, finished, losses, write_results
-from lab.sizes import RATES, SEEDS, at_rates, models
+from lab.sizes import PROBE, RATES, SEEDS, at_rates, models
 from lab.spec import NeoX, Run
 from lab.tables import markdown, with_spread
 
 HERE = Path(__file__).parent
-STEPS = 800
 _, TRANSFORMER = models(32)
 PARTS = ("query", "key", "value", "dense", "mlp")
 
 
 def sweep(parts: tuple[str, ...]) -> list[Run]:
     """Every rate, with the first seed."""
-    return at_rates(lambda rate: Run(replace(TRANSFORMER, replaced=parts), rate, STEPS), RATES[NeoX])
+    return at_rates(lambda rate: Run(replace(TRANSFORMER, replaced=parts), rate, PROBE), RATES[NeoX])
 
 
 def variants() -> dict[str, list[Run]]:

@@ -13,19 +13,19 @@ from typing import Any
 
 from lab.figures import colour, draw, legend, plain_ticks
 from lab.results import best, finished, lines, losses, spread, write_results
-from lab.sizes import RATES, SEEDS, at_rates, token_former
+from lab.sizes import PROBE, RATES, SEEDS, at_rates, token_former
 from lab.spec import Run, TokenFormer
 from lab.tables import markdown, with_spread
 
 HERE = Path(__file__).parent
-SIZES, STEPS = (32, 64), 1000
+SIZES = (32, 64)
 KINDS = ("l2_gelu", "gelu_l2", "softmax")
 PARAMETRIC = "l2_gelu, parametric LayerNorm"
 
 
 def sweep(kind: str) -> list[Run]:
     """Every rate at the smaller size, with the first seed."""
-    return at_rates(lambda rate: Run(token_former(SIZES[0], kind=kind), rate, STEPS), RATES[TokenFormer])
+    return at_rates(lambda rate: Run(token_former(SIZES[0], kind=kind), rate, PROBE), RATES[TokenFormer])
 
 
 def seeded(tokens: int, name: str) -> list[Run]:
