@@ -20,7 +20,7 @@ STEPS = 2000
 RATES = {TokenFormer: (1e-3, 2e-3, 4e-3), NeoX: (2e-3, 4e-3, 8e-3)}
 SEEDS = (0, 1, 2)
 # Parameters up to which every rate is tried to the end, and the best is trained with every seed.
-TINY, SMALL = 400_000, 700_000
+TINY, SMALL = 400_000, 1_200_000
 PROBE = 600  # steps that every rate is tried for at the larger sizes
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from lab.figures import OURS, THEIRS, colour, draw, legend
-from lab.results import compute, curve, final, flops, rise_at_growth, shape_at, write_results
+from lab.results import compute, curve, final, finished, flops, losses, rise_at_growth, shape_at, spread, write_results
 from lab.sizes import RATES, SEEDS, SIZES, STEPS, models, rate_of, scratch, seeded, sweep, token_former
 from lab.spec import Growth, Run, TokenFormer
-from lab.tables import change, markdown, number
+from lab.tables import change, markdown, number, with_spread
 
 HERE = Path(__file__).parent
 SMALLEST = token_former(SIZES[0])
@@ -63,6 +63,7 @@ METHODS: dict[str, Ladder] = {
 }
 OTHERS: dict[str, Ladder] = {
     "rotate, decay over 400 steps instead of 300": Ladder(decay=400, growth=ROTATE),
+    "rotate, decay over 400 steps, grown 400 steps later": Ladder(decay=400, base=2000, growth=ROTATE),
     "rotate, Adam reset": Ladder(factors=TWO, growth={**ROTATE, "adam": "reset"}),
     "rotate, only new tokens train": Ladder(factors=TWO, growth={**ROTATE, "trains": "new"}),
     "rotate, grown early": Ladder(factors=TWO, base=800, growth=ROTATE),
@@ -92,7 +93,7 @@ def plan() -> list[Run]:
     methods, others = ([run for one in ladders.values() for run in one.runs(lr)] for ladders in (METHODS, OTHERS))
     kinds = [model for tokens in SIZES for model in models(tokens)]
     peers = [run for model in kinds for run in sweep(model)] + [run for model in kinds for run in seeded(model)[:1]]
-    peers += [run for tokens in SIZES[:2] for run in seeded(token_former(tokens))]
+    peers += [run for tokens in SIZES[:3] for run in seeded(token_former(tokens))]
     rates = [run for other in RATES[TokenFormer] for run in SHORTEST_BEST.runs(other)]
     seeds = [run for seed in SEEDS for run in [scratch(SMALLEST, lr, seed), *SHORT_BEST.runs(lr, seed)]]
     python = [*on_python(lr).values(), *(run for ladder in PYTHON_LADDERS.values() for run in ladder.runs(lr))]
@@ -141,10 +142,7 @@ def report() -> None:
     """Losses of all sizes by variant, the ratio of compute, and the curves."""
     lr, findings = rate_of(SMALLEST), {}
     findings["scratch"] = {
-        tokens: {
-            name: {"lr": run.lr, "validation": final(run), "test": final(run, "test"), "flops": flops(run)}
-            for name, run in kinds.items()
-        }
+        tokens: {name: {"flops": flops(run), **losses(finished(seeded(run.model)))} for name, run in kinds.items()}
         for tokens, kinds in from_scratch().items()
     }
     if lr is not None:
@@ -179,13 +177,13 @@ def _ends(axes: Any) -> None:
     """Where each size ends: all compute spent up to that size, and its loss."""
     lr = rate_of(SMALLEST)
     for name, hue in (("tokenformer", colour(2)), ("gpt_neox", THEIRS)):
-        spent, at, losses = 0.0, [], []
+        spent, at, ends = 0.0, [], []
         for kinds in from_scratch().values():
             if name in kinds:
                 spent += flops(kinds[name])
                 at.append(spent)
-                losses.append(final(kinds[name]))
-        axes.plot(at, losses, "o-", color=hue)
+                ends.append(final(kinds[name]))
+        axes.plot(at, ends, "o-", color=hue)
     if lr is not None and all(final(run) is not None for run in BEST.runs(lr)):
         runs = [scratch(SMALLEST, lr), *BEST.runs(lr)]
         at = [compute(runs[: i + 1]) for i in range(len(runs))]
@@ -196,7 +194,7 @@ def _ends(axes: Any) -> None:
 def tables(findings: dict[str, Any]) -> dict[str, str]:
     """From scratch; variants of the ladder; rates and seeds of the best."""
     scratch_rows = [
-        [tokens, *(number(kinds.get(name, {}).get("validation")) for name in ("tokenformer", "gpt_neox"))]
+        [tokens, *(with_spread(kinds.get(name, {}).get("validation")) for name in ("tokenformer", "gpt_neox"))]
         for tokens, kinds in findings["scratch"].items()
     ]
     grown = [str(tokens) for tokens in SIZES[1:]]
@@ -214,11 +212,13 @@ def tables(findings: dict[str, Any]) -> dict[str, str]:
         ]
 
     header = ["rise at growth", *(f"{tokens} tokens" for tokens in grown), "compute"]
+    seeds = [ladder for ladder in findings.get("seeds", {}).values() if ladder is not None]
+    mean = ["mean", "", *(_mean_loss(seeds, tokens) for tokens in grown), ""]
     return {
         "scratch": markdown(["tokens", "TokenFormer", "GPT-NeoX"], scratch_rows),
         "variants": markdown(["ladder", *header], rows(findings.get("variants", {}))),
         "rates": markdown(["rate", *header], rows(findings.get("rates", {}))),
-        "seeds": markdown(["seed", *header], rows(findings.get("seeds", {}))),
+        "seeds": markdown(["seed", *header], [*rows(findings.get("seeds", {})), mean]),
         "paper_initialisation": markdown(["ladder", *header], rows(findings.get("paper_initialisation", {}))),
         "python": markdown(
             ["ladder", *header[:2], header[-1]], [[*row[:3], row[-1]] for row in rows(findings.get("python", {}))]
@@ -233,3 +233,13 @@ def _loss(ladder: dict[str, Any], tokens: str) -> str:
         return "-"
     against = found.get("against_tokenformer")
     return number(found["validation"]) + (f" ({against - 1:+.1%})" if against else "")
+
+
+def _mean_loss(ladders: list[dict[str, Any]], tokens: str) -> str:
+    """The same for ladders that differ in the seed, with the standard deviation."""
+    found = [ladder["sizes"][tokens] for ladder in ladders if tokens in ladder["sizes"]]
+    if not found:
+        return "-"
+    against = [one["against_tokenformer"] for one in found if "against_tokenformer" in one]
+    mean = f" ({sum(against) / len(against) - 1:+.1%})" if len(against) == len(found) else ""
+    return with_spread(spread([one["validation"] for one in found])) + mean
