@@ -12,6 +12,7 @@ from hosts import make_host
 from tokenformer import BadRequestError, adopt
 from tokenformer.adoption import FAMILIES, Family, Fed
 from tokenformer.errors import BadResultError
+from tokenformer.models.sample import relative_difference, sample_inputs, sample_output
 
 
 def opt():
@@ -83,7 +84,7 @@ def other_norm():
     ("make", "request_", "message"),
     [
         (lambda: nn.Linear(4, 4), {}, r"a Linear was given; a model of transformers is needed"),
-        (make_tiny, {}, r"a tokenformer model was given; supported are bert, deit, distilbert, gpt2, gpt_neox, llama"),
+        (make_tiny, {}, r"a tokenformer model was given, which consists of Pattentions already; grow it"),
         (opt, {}, r"a opt model was given; supported are .* docs/adopting.md says how to add a family"),
         (lambda: make_host("gpt2"), {"parts": "fnn"}, r"'fnn' of a gpt2 cannot be adopted; it has ffn, qkv"),
         (lambda: make_host("gpt2"), {"parts": []}, r"no part was named; a gpt2 has ffn, qkv"),
@@ -127,6 +128,14 @@ def test_bad_requests(make, request_, message):
     assert "\n" not in str(error.value)
     assert list(model.modules()) == modules
     assert [(id(p), p._version) for p in model.parameters()] == written
+
+
+def test_a_replaced_norm_may_have_weights_of_zero():
+    """Nothing is read back from its output."""
+    model = make_host("gpt_neox")
+    model.gpt_neox.layers[0].input_layernorm.weight.data[3] = 0
+    before = sample_output(model, sample_inputs(model))
+    assert relative_difference(sample_output(adopt(model), sample_inputs(model)), before) < 1e-5
 
 
 def test_once_is_enough():

@@ -111,7 +111,7 @@ def test_info_generate_and_eval_know_an_adopted_folder(tmp_path):
     scores = [run("eval", tmp_path / name, "--text", tmp_path / "text") for name in ("host", "out")]
     assert [(score.exit_code, score.stderr) for score in scores] == [(0, "")] * 2
     assert scores[0].stdout == scores[1].stdout
-    ended(run("generate", tmp_path / "host", "ab"), 2, "holds a gpt2 model", "tokenformer adopt makes it one")
+    ended(run("generate", tmp_path / "host", "ab"), 2, "holds a gpt2 model", "tokenformer adopt makes one")
 
 
 def test_refusals_leave_nothing_behind(tmp_path, source):
@@ -123,11 +123,18 @@ def test_refusals_leave_nothing_behind(tmp_path, source):
     ended(run("adopt", source, out, "--grow", "much"), 2, "--grow much was given; a factor such as 1.5x is needed")
     ended(run("adopt", source, out, "--grow", "0.5x"), 2, "factor=0.5 was given; it must be larger than 1")
     ended(run("adopt", source, out, "--grow", "2x", "--method", "zeros"), 2, "did you mean 'zero'?")
+    ended(run("adopt", source, out, "--grow", "2x", "--method", "random"), 2, "adopt is exact; it takes zero, split or")
+    ended(run("adopt", source, out, "--method", "split"), 2, "--method split was given, which goes with --grow")
     ended(run("adopt", source, out), 1, "the weights in", "cannot be read")
     (source / "config.json").write_text('{"model_type": "opt"}')
     ended(run("adopt", source, out), 2, "a opt model was given; supported are bert")
-    ended(run("grow", source, out, "--factor", 2), 2, "holds a opt model, and a tokenformer is needed")
+    ended(run("grow", source, out, "--factor", 2), 2, "holds a opt model, and a TokenFormer is needed")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["host"]
+
+
+def test_a_tolerance_below_rounding_is_a_result_not_a_request(tmp_path, source):
+    ended(run("adopt", source, tmp_path / "out", "--tolerance", "1e-12"), 1, "would differ", "1e-12 is allowed")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_model_that_would_change_is_not_written(tmp_path, source, monkeypatch):

@@ -244,7 +244,7 @@ def test_without_a_network_it_names_the_way_out(folder):
 
 def test_without_the_harness(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    ended(run("eval", folder, "--tasks", "piqa"), 2, 'pip install "tokenformer[eval]"')
+    ended(run("eval", folder, "--tasks", "piqa"), 2, '-e ".[eval]"')
 
 
 def test_the_harness_is_imported_when_it_is_asked_for():

@@ -115,7 +115,7 @@ class TestSources:
         assert data.num_labels == 10
         assert data.train[0]["pixel_values"].shape == (1, 8, 8)
         monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-        with pytest.raises(BadRequestError, match="digits comes with scikit-learn; pip install scikit-learn"):
+        with pytest.raises(BadRequestError, match=r"digits comes with scikit-learn; install the extra: .*\[vision\]"):
             prepare_images(ImageConfig(images="digits"))
 
 
@@ -381,7 +381,7 @@ class TestRefusals:
     @pytest.mark.parametrize(("module", "settings"), [("PIL.Image", {}), ("kornia", {"augment": {"rand_augment": 2}})])
     def test_a_missing_extra_is_named(self, tmp_path, monkeypatch, module, settings):
         monkeypatch.setitem(sys.modules, module, None)
-        refused(BadRequestError, r'pip install "tokenformer\[vision\]"', tmp_path, "digits", **settings)
+        refused(BadRequestError, r'pip install -c constraints.txt -e "\.\[vision\]"', tmp_path, "digits", **settings)
 
 
 def test_a_recipes_section_and_its_resolved_copy():

@@ -245,7 +245,7 @@ def drop_a_tensor(path):
             "config.json",
             lambda path: GPT2Config().save_pretrained(path.parent),
             BadRequestError,
-            r"model holds a gpt2 model, and a tokenformer is needed",
+            r"model holds a gpt2 model, and a TokenFormer",
         ),
     ],
 )

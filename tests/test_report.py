@@ -227,7 +227,7 @@ def test_a_failure_leaves_the_earlier_report(ladder, tmp_path, monkeypatch):
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     append(ladder, entry(step=9999))
-    with pytest.raises(BadRequestError, match=re.escape('pip install "tokenformer[report]"')):
+    with pytest.raises(BadRequestError, match=re.escape('-e ".[report]"')):
         write_report(load_runs([ladder]), out)
     with pytest.raises(BadRequestError):
         write_report(load_runs([ladder]), tmp_path / "new")

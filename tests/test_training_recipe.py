@@ -65,8 +65,8 @@ def test_the_resolved_recipe_is_a_recipe(tmp_path):
         (["growth.metod=zero"], r"growth: 'metod' is not known; did you mean 'method'\?"),
         (["growth.stages.1.facter=3"], r"growth.stages\[1\]: 'facter' is not known; did you mean 'factor'\?"),
         (["growth.method=spilt"], r"growth.method is 'spilt'; did you mean 'split'\?"),
-        (["growth.warmup_steps=many"], r"growth.warmup_steps is 'many'; int is needed"),
-        (["data.block_length=1.5"], r"data.block_length is 1.5; int is needed"),
+        (["growth.warmup_steps=many"], r"growth.warmup_steps is 'many'; a whole number is needed"),
+        (["data.block_length=1.5"], r"data.block_length is 1.5; a whole number is needed"),
         (["training.parallel=tp"], r"training.parallel is 'tp'; choose ddp or fsdp"),
         (["training.save_steps=0"], r"training.save_steps is 0; a whole number of at least 1"),
         (
@@ -76,15 +76,31 @@ def test_the_resolved_recipe_is_a_recipe(tmp_path):
         (["training.resume_from_checkpoint=x"], r"use the same command again"),
         (["growth.stages=[{factor: 2, steps: 3}]"], r"growth.stages\[0\] has factor; the first stage has the model's"),
         (["growth.stages=[{steps: 3}, {steps: 3}]"], r"growth.stages\[1\] has no size; give one of factor, to, num"),
-        (["growth.stages=[{steps: 3, tokens: 9}]"], r"needs a budget: one of steps and tokens"),
-        (["growth.stages=[{steps: 0}]"], r"has a budget of 0; it must be above 0"),
+        (
+            ["growth.stages=[{steps: 3, tokens: 9}]"],
+            r"has steps and tokens; give one of steps and tokens, as steps=100",
+        ),
+        (["growth.stages=[{steps: 0}]"], r"growth.stages\[0\].steps is 0; it must be above 0"),
+        (["growth.stages=[{}]"], r"growth.stages\[0\] has no budget; give one of steps and tokens"),
+        (["growth.stages.5.steps=3"], r"growth.stages.5.steps was given, and that list is shorter; it counts from 0"),
+        (["growth.stages.0.steps=many"], r"growth.stages\[0\].steps is 'many'; a whole number is needed"),
+        (["growth.warmup_steps=-1"], r"growth.warmup_steps is -1; at least 0 is needed"),
+        (
+            ["growth.decay_steps=0"],
+            r"growth.decay_steps is 0; a number of steps, or a fraction of all below 1,",
+        ),
+        (["growth.patience=0"], r"growth.patience is 0; at least 1 is needed"),
+        (["growth.min_lr_ratio=2"], r"growth.min_lr_ratio is 2; from 0 to 1 is needed"),
         (["growth.stages=3"], r"growth.stages is 3; a list of stages is needed"),
         (["growth.stages=[{steps: 3}]", "growth.trigger=plateau"], r"no second stage to grow into"),
-        (["training.learning_rate=abc"], r"training.learning_rate is 'abc'; float is needed"),
-        (["training.bf16=maybe"], r"training.bf16 is 'maybe'; bool is needed"),
-        (["training.seed=abc"], r"training.seed is 'abc'; int is needed"),
+        (["training.learning_rate=abc"], r"training.learning_rate is 'abc'; a number is needed"),
+        (["training.bf16=maybe"], r"training.bf16 is 'maybe'; true or false is needed"),
+        (["training.seed=abc"], r"training.seed is 'abc'; a whole number is needed"),
         (["training.per_device_train_batch_size=0"], r"batch_size is 0; a whole number of at least 1 is needed"),
-        (["training.gradient_accumulation_steps=two"], r"gradient_accumulation_steps is 'two'; int is needed"),
+        (
+            ["training.gradient_accumulation_steps=two"],
+            r"accumulation_steps is 'two'; a whole number is needed",
+        ),
         (["training.global_batch=abc"], r"global_batch is 'abc'; a whole number of at least 1 is needed"),
         (["training.max_steps=3"], r"training.max_steps is given, and the budget is in growth.stages"),
         (["training.use_cpu=true"], r"training.use_cpu is decided by the ladder; use CUDA_VISIBLE_DEVICES="),
@@ -121,7 +137,7 @@ def test_mistakes(tmp_path, overrides, message):
         ),
         (["data.train=x"], r"data: 'train' is for a text recipe, and this is an image recipe .*; choose one of images"),
         (["data.augment.flp=0.5"], r"data.augment: 'flp' is not known; did you mean 'flip'\?"),
-        (["data.augment.flip=often"], r"data.augment.flip is 'often'; float is needed"),
+        (["data.augment.flip=often"], r"data.augment.flip is 'often'; a number is needed"),
         (["data.augment=3"], r"augment is 3; a list of keys and values is needed"),
         (["data.sizes=3"], r"data: 'sizes' is not known; did you mean 'size'\?"),
         (["model.vocab_size=3"], r"model: 'vocab_size' is for a text recipe, and this is an image recipe"),
@@ -139,7 +155,7 @@ def test_mistakes(tmp_path, overrides, message):
             ["growth.stages=[{tokens: 3}]"],
             r"growth.stages\[0\]: 'tokens' is for a text recipe, .*; choose one of steps, i",
         ),
-        (["growth.stages=[{images: 3, epochs: 3}]"], r"needs a budget: one of steps, images and epochs"),
+        (["growth.stages=[{images: 3, epochs: 3}]"], r"has images and epochs; give one of steps, images and epochs"),
     ],
 )
 def test_mistakes_in_a_recipe_of_images(tmp_path, overrides, message):
@@ -185,7 +201,7 @@ def test_what_follows_from_the_images(tmp_path):
 def test_a_checkpoint_of_the_other_kind_is_refused(tmp_path):
     make_tiny().save_pretrained(tmp_path / "language")
     recipe = load_recipe(write_image_recipe(tmp_path), [f"model.checkpoint={tmp_path / 'language'}"])
-    with pytest.raises(BadRequestError, match="holds a tokenformer model, and a tokenformer_vision is needed"):
+    with pytest.raises(BadRequestError, match="a tokenformer model, and a TokenFormer, an image classifier, is needed"):
         first_config(recipe, None)
 
 
@@ -208,6 +224,47 @@ def test_mistakes_that_need_the_model_are_found_before_training(tmp_path, overri
     assert result.exit_code == 2
     with pytest.raises(Exception, match=message):
         ladder_of(load_recipe(path, overrides))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.block_length=0", "block_length=0 was given; a block needs at least 2 tokens"),
+        ("data.split=[0.9, 0.2]", "two or three positive shares that add up to 1"),
+    ],
+)
+def test_a_dry_run_checks_the_data_section_of_text(tmp_path, override, message):
+    result = CliRunner().invoke(app, ["train", str(write_recipe(tmp_path)), override, "--dry-run"])
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def dry_run(path, *overrides, processes=1):
+    environment = {**os.environ, "COLUMNS": "120", "WORLD_SIZE": str(processes)}
+    return CliRunner(env=environment).invoke(app, ["train", str(path), *overrides, "--dry-run"]).output
+
+
+def test_a_dry_run_says_what_it_assumes(tmp_path):
+    path = write_recipe(tmp_path)
+    assert "assumed" not in dry_run(path)
+    assert "is assumed: the tokenizer owner/name is not here" in dry_run(path, "data.tokenizer=owner/name")
+    assert "10 are assumed: the images were not looked at" in dry_run(
+        write_image_recipe(tmp_path), "model.num_labels=10"
+    )
+
+
+def test_the_memory_of_a_dry_run_knows_what_is_cut_up_and_what_is_half_as_wide():
+    (path,) = (p for p in RECIPES if p.name == "pile_1b5.yaml")
+
+    def needed(parallel, half):
+        overrides = [f"training.parallel={parallel}", f"training.bf16={half}", "training.global_batch=64"]
+        output = dry_run(path, *overrides, processes=8)
+        return float(re.search(r"about ([\d.]+) GiB", output)[1])
+
+    state = 16 * ladder_of(load_recipe(path)).stages[0].parameters / 2**30  # weights, gradients and two moments
+    full = needed("ddp", half="false")
+    assert full - needed("fsdp", half="false") == pytest.approx(state * 7 / 8, abs=0.1)
+    assert full - needed("ddp", half="true") == pytest.approx((full - state) / 2, rel=0.1)
 
 
 def test_files_that_are_not_recipes(tmp_path):

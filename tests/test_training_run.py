@@ -75,6 +75,14 @@ def test_one_schedule_over_the_ladder_and_a_checkpoint_before_the_decay(ladder_r
     assert (out / "stage-3" / "checkpoint-22" / "KEEP").exists()
 
 
+def test_a_decay_that_begins_with_the_last_growth_keeps_the_grown_checkpoint(tmp_path):
+    stages = [{"steps": 4}, {"factor": 2, "steps": 6}]
+    recipe = write_recipe(tmp_path, growth={"stages": stages, "warmup_steps": 0, "decay_steps": 20})
+    run(recipe, tmp_path / "run")
+    kept = {path.parent.name for path in (tmp_path / "run" / "stage-2").glob("checkpoint-*/KEEP")}
+    assert kept == {"checkpoint-4"}
+
+
 def test_a_ladder_can_be_climbed_further_from_before_the_decay(ladder_run, tmp_path):
     out, _ = ladder_run
     recipe = write_recipe(tmp_path, growth={"stages": [{"steps": 3}, {"factor": 2, "steps": 3}], "warmup_steps": 0})

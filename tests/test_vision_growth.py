@@ -170,7 +170,11 @@ def test_commands_refuse_what_is_not_theirs(tmp_path, source):
     ended(run("grow", source, tmp_path / "large", "--to", "tiny-2x"), 2, "preset 'tiny-2x' is not known")
     ended(run("grow", source, tmp_path / "large", "--to", "small32"), 2, "hidden_size=192, this model has 64")
     ended(run("generate", source, "x"), 2, "holds a TokenFormerForImageClassification, which does not generate text")
-    ended(run("eval", source, "--text", __file__), 2, "holds a tokenformer_vision model, and a tokenformer is needed")
+    ended(
+        run("eval", source, "--text", __file__),
+        2,
+        "and a TokenFormer, a causal language model, is needed",
+    )
     ViTConfig(num_labels=3).save_pretrained(tmp_path / "vit")
     ended(run("grow", tmp_path / "vit", tmp_path / "large", "--factor", 2), 2, "holds a vit model")
 

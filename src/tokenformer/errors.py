@@ -21,10 +21,16 @@ def one_line(message: object) -> str:
     return " ".join(str(message).split())
 
 
+def install(extra: str) -> str:
+    """The end of an error message about what an extra of ours brings."""
+    return f'install the extra: pip install -c constraints.txt -e ".[{extra}]", where tokenformer\'s source is'
+
+
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """The end of an error message about an unknown name: the nearest valid one, or all of them."""
     known = [str(name) for name in known]
-    near = difflib.get_close_matches(given, known, n=1, cutoff=0.6)
+    longer = [name for name in known if given and name.startswith(given)]
+    near = longer or difflib.get_close_matches(given, known, n=1, cutoff=0.6)
     if near:
         return f"did you mean {near[0]!r}?"
     shown = known if len(known) <= 12 else [*known[:12], f"… ({len(known)} in all)"]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import BadRequestError
+from ..models import TokenFormerConfig, TokenFormerVisionConfig
 
 PARTS = ("ffn", "qkv")
 
@@ -58,6 +59,8 @@ def register_family(model_type: str, family: Family) -> None:
 
 def family_of(model_type: str) -> Family:
     """The family of a model type, or a one-line refusal that lists those there are."""
+    if model_type in (TokenFormerConfig.model_type, TokenFormerVisionConfig.model_type):
+        raise BadRequestError(f"adopt: a {model_type} model was given, which consists of Pattentions already; grow it")
     if model_type not in FAMILIES:
         raise BadRequestError(
             f"adopt: a {model_type} model was given; supported are {', '.join(sorted(FAMILIES))}; docs/adopting.md "

@@ -76,8 +76,8 @@ class Rows:
 
     @property
     def amplified(self) -> float:
-        """How many times larger rounding errors are, relative to z, after z was read back from the norm's output."""
-        return 1 + 2 * (self.bias / self.weight).square().mean().sqrt().item() if self.kept else 1.0
+        """How many times larger rounding errors are, relative to z, after z was read back from a kept norm's output."""
+        return 1 + 2 * (self.bias / self.weight).square().mean().sqrt().item()
 
 
 def ffn_tokens(

@@ -235,9 +235,13 @@ def _check_own(model: nn.Module, base: nn.Module, names: list[str]) -> None:
 
 
 def check_conditioned(site: Site, tolerance: float, dtype: torch.dtype) -> None:
-    """Where a norm stays, z is read back from its output, which a weight near zero makes impossible."""
+    """Where a norm stays, z is read back from its output, which a weight near zero makes impossible.
+
+    A tolerance that rounding alone exceeds is not refused here: the comparison will name the layer.
+    """
     smallest, largest = site.rows.weight.abs().min().item(), site.rows.bias.abs().max().item()
-    if smallest == 0 or not site.rows.amplified * torch.finfo(dtype).eps <= tolerance:
+    rounding = torch.finfo(dtype).eps
+    if smallest == 0 or site.rows.amplified * rounding > tolerance >= rounding:
         raise BadRequestError(
             f"adopt: {site.norm} has a weight of {smallest:.2g} beside biases up to {largest:.2g}, so its input cannot "
             f"be read back within {tolerance:g}; use ballast='single', or leave this part out"

@@ -58,7 +58,8 @@ def adopt(
     allowed = tolerance_of(model.dtype) if tolerance is None else tolerance
     if ballast != "single":
         for site in sites:
-            check_conditioned(site, allowed, model.dtype)
+            if site.rows.kept:
+                check_conditioned(site, allowed, model.dtype)
     base = model.base_model
     seen = watch(model, base, sites, inputs) if verify else None
 

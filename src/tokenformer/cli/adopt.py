@@ -31,7 +31,9 @@ def adopt_command(
         str, typer.Option(help="spread (as many tokens more as the width) or single (one); docs/adopting.md.")
     ] = "spread",
     grow: Annotated[str | None, typer.Option(metavar="FACTOR", help="Then grow: 1.5x, 2x, …")] = None,
-    method: Annotated[str, typer.Option(help="With --grow: zero, split or rotate; see docs/growth.md.")] = "zero",
+    method: Annotated[
+        str | None, typer.Option(help="With --grow: zero, split or rotate; see docs/growth.md.", show_default="zero")
+    ] = None,
     tolerance: Annotated[
         float | None, typer.Option(help="Largest relative error.", show_default="1e-5 in fp32, 5e-2 in half precision")
     ] = None,
@@ -45,7 +47,11 @@ def adopt_command(
     Every layer is compared with what it replaces, and the logits with the original's; if they differ, nothing is
     written.
     """
-    growth = {"factor": _factor(grow), "method": method} if grow is not None else None
+    if method is not None and grow is None:
+        raise BadRequestError(f"--method {method} was given, which goes with --grow FACTOR")
+    if method == "random":
+        raise BadRequestError("--method random was given, and adopt is exact; it takes zero, split or rotate")
+    growth = None if grow is None else {"factor": _factor(grow), "method": method or "zero"}
 
     from ..adoption.folder import adopt_folder
     from ..cost import adopted_layers

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import BadRequestError
+from ..errors import BadRequestError, install
 from .image_config import AugmentConfig
 
 # What a number is drawn for; the streams of one seed never meet.
@@ -128,7 +128,7 @@ def load_kornia() -> Any:
     try:
         import kornia
     except ImportError as error:
-        raise BadRequestError('augment.rand_augment needs kornia; pip install "tokenformer[vision]"') from error
+        raise BadRequestError(f"augment.rand_augment needs kornia; {install('vision')}") from error
     return kornia
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..errors import BadFileError, BadRequestError, one_line
+from ..errors import BadFileError, BadRequestError, install, one_line
 from .augment import crop_box, erase, generator, rand_augment, shift_and_flip
 from .image_config import ImageConfig
 from .image_sources import Gallery
@@ -160,7 +160,7 @@ def load_pillow() -> Any:
         import PIL.Image
         import PIL.ImageOps
     except ImportError as error:
-        raise BadRequestError('images need Pillow; pip install "tokenformer[vision]"') from error
+        raise BadRequestError(f"images need Pillow; {install('vision')}") from error
     return PIL
 
 

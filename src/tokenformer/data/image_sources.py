@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import BadFileError, BadRequestError, did_you_mean, one_line
+from ..errors import BadFileError, BadRequestError, did_you_mean, install, one_line
 from .config import as_list
 from .image_config import ImageConfig
 from .image_tables import Pixels, Source, Table
@@ -239,9 +239,7 @@ def _digits() -> Source:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise BadRequestError(
-            "digits comes with scikit-learn; pip install scikit-learn, or name other images"
-        ) from error
+        raise BadRequestError(f"digits comes with scikit-learn; {install('vision')}") from error
     data = load_digits()
     pixels = np.round(data.images * (255 / 16)).astype(np.uint8)  # [1797, 8, 8]
     return Pixels("digits", pixels, data.target.astype(np.int64), [str(name) for name in data.target_names])

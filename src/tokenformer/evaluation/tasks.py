@@ -24,7 +24,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..errors import BadFileError, BadRequestError, did_you_mean, one_line
+from ..errors import BadFileError, BadRequestError, did_you_mean, install, one_line
 from ..models.text import ByteTokenizer
 from .task_data import check_files, local_task
 
@@ -138,7 +138,7 @@ def check_request(
     try:
         import lm_eval  # noqa: F401
     except ImportError as error:
-        raise BadRequestError('tasks need lm-evaluation-harness; pip install "tokenformer[eval]"') from error
+        raise BadRequestError(f"tasks need lm-evaluation-harness; {install('eval')}") from error
     names = list(dict.fromkeys(name.strip() for name in tasks if name.strip()))
     if not names:
         raise BadRequestError(f"no task was given; name one or more, such as {','.join(PAPER_METRICS)}")

@@ -62,7 +62,7 @@ TOKENIZER_FILES = (
 
 LOADER = "load_tokenformer"
 LOADER_TEXT = """\
-# Lets transformers find the classes of this model in the installed package: pip install tokenformer
+# Lets transformers find the classes of this model in the installed package tokenformer.
 from tokenformer import {}
 """
 

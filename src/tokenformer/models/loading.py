@@ -54,9 +54,8 @@ def read_config_of(folder: str | os.PathLike, kind: type[Config]) -> Config:
     """The configuration of a folder that must hold a TokenFormer of one kind, or of any."""
     config = read_any_config(Path(folder))
     if not isinstance(config, kind):
-        raise BadRequestError(
-            f"{folder} holds a {config.model_type} model, and a {kind.model_type or 'tokenformer'} is needed"
-        )
+        what = next((f", {what}," for ours, what in USES.values() if ours is kind), "")
+        raise BadRequestError(f"{folder} holds a {config.model_type} model, and a TokenFormer{what} is needed")
     return config
 
 
@@ -123,7 +122,8 @@ def read_own_config(folder: str | os.PathLike) -> Any:
     config = read_any_config(Path(folder))
     if not isinstance(config, TokenFormerBaseConfig) and record_of(config) is None:
         raise BadRequestError(
-            f"{folder} holds a {config.model_type} model, and a tokenformer is needed; tokenformer adopt makes it one"
+            f"{folder} holds a {config.model_type} model, and a TokenFormer is needed; tokenformer adopt makes one of "
+            "the families in docs/adopting.md"
         )
     return config
 

@@ -43,8 +43,8 @@ class _TransformerLayer(nn.Module):
         super().__init__()
         if not (activation in ("gelu", F.gelu) or isinstance(activation, nn.GELU)):
             raise BadRequestError(
-                f"{type(self).__name__}: activation={activation!r} was given; Pattention's activation is GeLU: "
-                "leave it out, or choose another form with kind="
+                f"{type(self).__name__}: activation={activation!r} was given; Pattention's is chosen by kind: "
+                "leave it out, and say kind='l2_relu' or 'l2_silu' for another than GeLU"
             )
 
         def new_attention() -> MultiheadAttention:

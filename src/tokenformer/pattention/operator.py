@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils.flop_counter import register_flop_formula
 
-from ..errors import BadRequestError, did_you_mean
+from ..errors import BadRequestError, did_you_mean, install
 from . import fused
 from .functional import KINDS, reference, wide
 
@@ -91,8 +91,7 @@ def _triton() -> Any:
         from . import triton_kernels
     except ImportError as error:
         raise BadRequestError(
-            "the form 'triton' was asked for, but triton is not installed; "
-            "install tokenformer[triton], or choose fused or reference"
+            f"the form 'triton' was asked for, but triton is not installed; choose fused, or {install('triton')}"
         ) from error
     return triton_kernels
 

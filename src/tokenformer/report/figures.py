@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import BadRequestError
+from ..errors import BadRequestError, install
 from .curves import COLOURS, LOSS_LABELS, Axis, curve, growth_label
 from .read import Run
 
@@ -47,7 +47,7 @@ def draw_losses(runs: Sequence[Run], axes: tuple[Axis, Axis], which: int, log: b
         from matplotlib.figure import Figure
         from matplotlib.lines import Line2D
     except ImportError as error:
-        raise BadRequestError('drawing needs matplotlib; pip install "tokenformer[report]"') from error
+        raise BadRequestError(f"drawing needs matplotlib; {install('report')}") from error
 
     axis = axes[which]
     with matplotlib.rc_context(STYLE):

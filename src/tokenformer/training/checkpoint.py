@@ -92,6 +92,11 @@ def last_good(folder: Path) -> tuple[Path | None, list[str]]:
     return None, problems
 
 
+def mark_kept(partial: Path) -> None:
+    """Have a checkpoint that is being written stay for good: the one from just before the decay."""
+    (partial / KEEP).write_text("The learning rate has not decayed yet: a ladder can be climbed on from here.\n")
+
+
 def prune(folder: Path, keep: int) -> None:
     """Remove all but the newest `keep` checkpoints and those marked KEEP. For when the newest was just sealed."""
     for checkpoint in checkpoints(folder)[: -max(1, keep)]:

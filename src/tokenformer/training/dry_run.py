@@ -20,9 +20,14 @@ def describe(recipe: Recipe) -> Iterator[tuple[str, dict[str, str]]]:
     samples = len(data.train) if recipe.growth.in_epochs else None
     ladder = build_ladder(recipe, first_config(recipe, data), samples_per_step(recipe, processes), samples)
     unit, per_step = task.unit, ladder.units_per_step
+    ways = recipe.training
+    shared_by = processes if ways["parallel"] == "fsdp" else 1
+    part_kept = 0.5 if ways.get("bf16") or ways.get("fp16") else 1.0
     for stage in ladder.stages:
-        memory = task.memory(stage.config, batch, bool(recipe.training.get("gradient_checkpointing")))
-        average, and_average = (memory.weights, " and average") if recipe.training["ema"] else (0, "")
+        memory = task.memory(stage.config, batch, bool(ways.get("gradient_checkpointing")))
+        average, and_average = (memory.weights, " and average") if ways["ema"] else (0, "")
+        cut_up = memory.weights + average + memory.gradients + memory.optimizer
+        needed = cut_up / shared_by + memory.activations * part_kept + memory.logits
         counted = f"(weights{and_average}, gradients, Adam, activations)"
         forward, training = task.flops(stage.config)
         yield (
@@ -35,7 +40,7 @@ def describe(recipe: Recipe) -> Iterator[tuple[str, dict[str, str]]]:
                 "steps": f"{stage.steps:,} ({stage.start:,} to {stage.end:,})",
                 unit: f"{stage.steps * per_step:,}",
                 "compute": f"{stage.steps * per_step * training:.3g} FLOPs",
-                "memory": f"about {(memory.total + average) / 2**30:.2f} GiB a process {counted}",
+                "memory": f"about {needed / 2**30:.2f} GiB a process {counted}",
             },
         )
     end = ladder.stages[-1].end
@@ -43,6 +48,7 @@ def describe(recipe: Recipe) -> Iterator[tuple[str, dict[str, str]]]:
         "the run",
         {
             "folder": str(run_folder(recipe)),
+            **task.assumed(ladder.stages[0].config, data),
             "schedule": ladder.schedule + (f", decay from step {ladder.decay_start:,}" if ladder.decay_start else ""),
             f"{unit} a step": f"{per_step:,} ({batch} {task.samples} a process, {processes} processes)",
             "steps": f"{end:,}",

@@ -12,14 +12,17 @@ from ..models.folder import copy_beside_weights
 from ..models.loading import read_tokenformer
 from . import optimizer_state
 from .average import grow_average
-from .checkpoint import new_checkpoint
+from .checkpoint import mark_kept, new_checkpoint
 
 # What says where training is: the step, from which data position and learning rate follow, and random numbers.
 PLACE = ("trainer_state.json", "scaler.pt", "stream.pt", "rng_state*.pth")
 
 
-def grow_checkpoint(source: Path, target: Path, growth: Growth, adam: str) -> None:
-    """Grow the model in `source` by `growth` into `target`; Adam's moments are carried or start afresh (reset)."""
+def grow_checkpoint(source: Path, target: Path, growth: Growth, adam: str, *, kept: bool) -> None:
+    """Grow the model in `source` by `growth` into `target`; Adam's moments are carried or start afresh (reset).
+
+    kept: whether the checkpoint is never to be pruned, because the learning rate decays from there on.
+    """
     model = read_tokenformer(source)
     state = optimizer_state.read(source) if adam == "carry" else {}
     apply_growth(model, growth, inplace=True)
@@ -33,3 +36,5 @@ def grow_checkpoint(source: Path, target: Path, growth: Growth, adam: str) -> No
         for pattern in PLACE:
             for path in source.glob(pattern):
                 shutil.copy2(path, folder)
+        if kept:
+            mark_kept(folder)

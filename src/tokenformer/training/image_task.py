@@ -133,6 +133,11 @@ class ImageTask(Task):
     def bad_samples(self, data: PreparedImages) -> list[str]:
         return [name for part in (data.train, data.validation) if part is not None for name in part.bad_images]
 
+    def assumed(self, config: TokenFormerVisionConfig, data: PreparedImages | None) -> dict[str, str]:
+        if data is not None or self.section.class_names is not None:
+            return {}
+        return {"classes": f"{config.num_labels:,} are assumed: the images were not looked at"}
+
     def flops(self, config: TokenFormerVisionConfig) -> tuple[float, float]:
         return cost.forward_flops_per_image(config), cost.training_flops_per_image(config)
 

@@ -6,7 +6,7 @@ Defaults < recipe < command line. Leaves: a Recipe, or a one-line error that nam
 
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -133,6 +133,18 @@ CHOICES = {
 }
 
 
+# Numbers of the growth section: which are possible, and how an error says so.
+RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
+    "noise": (lambda value: value >= 0, "at least 0"),
+    "warmup_steps": (lambda value: value >= 0, "at least 0"),
+    "decay_steps": (lambda value: value > 0, "a number of steps, or a fraction of all below 1,"),
+    "min_lr_ratio": (lambda value: 0 <= value <= 1, "from 0 to 1"),
+    "patience": (lambda value: value >= 1, "at least 1"),
+    "min_improvement": (lambda value: value >= 0, "at least 0"),
+    "max_parameters": (lambda value: value > 0, "above 0"),
+}
+
+
 @dataclass
 class Recipe:
     """A checked recipe."""
@@ -181,7 +193,10 @@ def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
         dotted = {key: yaml.load(value, Loader) for key, _, value in (o.partition("=") for o in overrides)}
         config = OmegaConf.create(given)
         for key, value in dotted.items():
-            OmegaConf.update(config, key, value, merge=False)
+            try:
+                OmegaConf.update(config, key, value, merge=False)
+            except IndexError:
+                raise BadRequestError(f"{path}: {key} was given, and that list is shorter; it counts from 0") from None
         merged = OmegaConf.to_container(config, resolve=True)
     except (OmegaConfBaseException, yaml.YAMLError, TypeError, AttributeError) as error:
         raise BadRequestError(f"the overrides do not fit {path}: {one_line(error)}") from error
@@ -236,7 +251,7 @@ def _check_training(section: dict[str, Any], path: Path, mine: type[Task], other
     hints = get_type_hints(TrainingArguments)
     for key, value in section.items():
         if key in hints and not fits(value, hints[key]):
-            raise BadRequestError(f"{path}: training.{key} is {value!r}; {said(fields[key].type)} is needed")
+            raise BadRequestError(f"{path}: training.{key} is {value!r}; {said(hints[key])} is needed")
     unset = {**OUR_TRAINING, **mine.settings}
     for key in (*WHOLE_NUMBERS, *mine.settings):
         value = training.get(key, 1)
@@ -266,6 +281,10 @@ def _check_growth(section: dict[str, Any], path: Path, mine: type[Task], other: 
             value = getattr(holder, key, None)
             if value is not None and value not in choices:
                 raise BadRequestError(f"{path}: {where}.{key} is {value!r}; {did_you_mean(str(value), choices)}")
+    for key, (fits_range, wanted) in RANGES.items():
+        value = getattr(growth, key)
+        if value is not None and not fits_range(value):
+            raise BadRequestError(f"{path}: growth.{key} is {value}; {wanted} is needed")
     for i, stage in enumerate(growth.stages):
         sizes = [key for key in ("factor", "to", "num_tokens") if getattr(stage, key) is not None]
         if len(sizes) != (0 if i == 0 else 1):
@@ -273,12 +292,16 @@ def _check_growth(section: dict[str, Any], path: Path, mine: type[Task], other: 
             raise BadRequestError(f"{path}: growth.stages[{i}] has {' and '.join(sizes) or 'no size'}; {rule}")
         foreign = {key: value for key, value in vars(stage).items() if key in other.budgets and value is not None}
         check_known(foreign, mine.budgets, f"{path}: growth.stages[{i}]", _elsewhere(other.budgets, mine, other))
-        budgets = [value for key in mine.budgets if (value := getattr(stage, key)) is not None]
+        budgets = {key: value for key in mine.budgets if (value := getattr(stage, key)) is not None}
         if len(budgets) != 1:
             known = f"{', '.join(mine.budgets[:-1])} and {mine.budgets[-1]}"
-            raise BadRequestError(f"{path}: growth.stages[{i}] needs a budget: one of {known}")
-        if not budgets[0] > 0:
-            raise BadRequestError(f"{path}: growth.stages[{i}] has a budget of {budgets[0]}; it must be above 0")
+            raise BadRequestError(
+                f"{path}: growth.stages[{i}] has {' and '.join(budgets) or 'no budget'}; give one of {known}, as "
+                "steps=100, and null to the others"
+            )
+        for key, budget in budgets.items():
+            if not budget > 0:
+                raise BadRequestError(f"{path}: growth.stages[{i}].{key} is {budget}; it must be above 0")
     if growth.trigger == "plateau" and len(growth.stages) < 2:
         raise BadRequestError(f"{path}: growth.trigger is plateau, and there is no second stage to grow into")
     return growth

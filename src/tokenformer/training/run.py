@@ -92,7 +92,8 @@ def _start_of_stage(setting: Setting, ladder: Ladder, number: int) -> Ladder:
             source = checkpoints(stage_folder(setting.folder, number - 1))[-1]  # just verified, or just written
             step = checkpoint_step(source)
             assert stage.growth is not None
-            grow_checkpoint(source, folder / f"checkpoint-{step}", stage.growth, stage.adam)
+            kept = ladder.started_at(number, step).decay_start == step
+            grow_checkpoint(source, folder / f"checkpoint-{step}", stage.growth, stage.adam, kept=kept)
         _write_json(folder / "start.json", {"step": step, f"{ladder.unit}_per_step": ladder.units_per_step})
     setting.processes.wait_for_everyone()
     start = json.loads((folder / "start.json").read_text())

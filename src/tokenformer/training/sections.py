@@ -33,13 +33,18 @@ def structured(cls: Any, section: Mapping[str, Any], where: str, elsewhere: Mapp
         if is_dataclass(hints[key]) and isinstance(value, Mapping):
             values[key] = structured(hints[key], value, f"{where}.{key}")
         elif not fits(value, hints[key]):
-            raise BadRequestError(f"{where}.{key} is {value!r}; {said(cls.__annotations__[key])} is needed")
+            raise BadRequestError(f"{where}.{key} is {value!r}; {said(hints[key])} is needed")
     return cls(**values)
 
 
-def said(annotation: Any) -> str:
-    """How an error names a type."""
-    return str(annotation).replace("<class '", "").replace("'>", "")
+SAID = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list"}
+
+
+def said(hint: Any) -> str:
+    """How an error names a type. That a key may be left out goes without saying."""
+    if isinstance(hint, UnionType) or get_origin(hint) is Union:
+        return " or ".join(dict.fromkeys(said(choice) for choice in get_args(hint) if choice is not type(None)))
+    return SAID.get(get_origin(hint) or hint, "a list of keys and values")
 
 
 def fits(value: Any, hint: Any) -> bool:

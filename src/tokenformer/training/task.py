@@ -86,5 +86,8 @@ class Task(Protocol):
     def flops(self, config: Any) -> tuple[float, float]:
         """Of a forward pass and of training, for one unit."""
 
+    def assumed(self, config: Any, data: Any) -> dict[str, str]:
+        """For a dry run: what `foresee` did not know and the figures rest on."""
+
     def memory(self, config: Any, batch: int, gradient_checkpointing: bool) -> TrainingMemory:
         """Of a training step of one process."""

@@ -10,6 +10,7 @@ from torch.utils.data import Dataset, Subset
 
 from .. import cost
 from ..data import BlockStream, DataConfig, PreparedData, load_tokenizer, prepare
+from ..data.config import check_config
 from ..errors import BadRequestError
 from ..models import TokenFormerConfig, TokenFormerForCausalLM
 from .checkpoint import checkpoint_step
@@ -52,6 +53,7 @@ class TextTask(Task):
         return self.section.block_length
 
     def check(self, training: dict[str, Any], batch: int) -> None:
+        check_config(self.section)
         if self.section.streaming and training.get("dataloader_num_workers"):
             raise BadRequestError(
                 "training.dataloader_num_workers is given and data.streaming is true; a stream has one place only: "
@@ -123,6 +125,11 @@ class TextTask(Task):
 
     def bad_samples(self, data: PreparedData) -> list[str]:
         return []  # text that cannot be read was dealt with when the data was prepared
+
+    def assumed(self, config: TokenFormerConfig, data: Vocabulary | None) -> dict[str, str]:
+        if data is not None:
+            return {}
+        return {"vocabulary": f"{config.vocab_size:,} is assumed: the tokenizer {self.section.tokenizer} is not here"}
 
     def flops(self, config: TokenFormerConfig) -> tuple[float, float]:
         length = self.section.block_length

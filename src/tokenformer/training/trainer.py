@@ -22,7 +22,7 @@ from ..errors import BadResultError, one_line
 from . import optimizer_state
 from .average import WeightAverage
 from .callbacks import Bar
-from .checkpoint import KEEP, checkpoints, last_good, partial_path, prune, seal
+from .checkpoint import checkpoints, last_good, mark_kept, partial_path, prune, seal
 from .frozen import FrozenRows
 from .ladder import Ladder
 from .layer_rates import divide_by_depth
@@ -184,9 +184,7 @@ class LadderTrainer(Trainer):
             (staged / "training_args.bin").unlink(missing_ok=True)  # a pickle, and the recipe says it all
             self.ways.save_beside(staged)
             if step == self.ladder.decay_start:
-                (staged / KEEP).write_text(
-                    "The learning rate has not decayed yet: a ladder can be climbed on from here.\n"
-                )
+                mark_kept(staged)
             seal(staged, target)
             staged.parent.rmdir()
             prune(target.parent, self.ways.keep)
