@@ -198,9 +198,13 @@ def test_mistakes(tmp_path, photos):
         evaluate_images(model, None, gallery_of(class_folder(tmp_path / "apes", names=("ape", "cat"))))
     make_tiny().save_pretrained(tmp_path / "language")
     ended(
-        run("eval", tmp_path / "language", "--images", photos), 2, "holds a tokenformer model, and a tokenformer_vision"
+        run("eval", tmp_path / "language", "--images", photos), 2, "holds a tokenformer model, and an image classifier"
     )
-    ended(run("eval", tmp_path / "model", "--text", __file__), 2, "holds a tokenformer_vision model, and a tokenformer")
+    ended(
+        run("eval", tmp_path / "model", "--text", __file__),
+        2,
+        "holds a tokenformer_vision model, and a causal language",
+    )
     (tmp_path / "model" / "preprocessor_config.json").unlink()
     ended(run(*evaluate, photos), 2, "has no preprocessor_config.json")
     (tmp_path / "model" / "preprocessor_config.json").write_text("{")

@@ -173,7 +173,7 @@ def test_commands_refuse_what_is_not_theirs(tmp_path, source):
     ended(
         run("eval", source, "--text", __file__),
         2,
-        "and a TokenFormer, a causal language model, is needed",
+        "and a causal language model is needed",
     )
     ViTConfig(num_labels=3).save_pretrained(tmp_path / "vit")
     ended(run("grow", tmp_path / "vit", tmp_path / "large", "--factor", 2), 2, "holds a vit model")

@@ -106,8 +106,7 @@ def read_any_model(
             ) from error
     else:
         config, (ours, what) = read_any_config(folder), USES[auto]
-        if isinstance(config, TokenFormerBaseConfig):
-            read_config_of(folder, ours)
+        if isinstance(config, ours):
             return read_tokenformer(folder, device)
         if type(config) not in auto._model_mapping:
             raise BadRequestError(f"{folder} holds a {config.model_type} model, and {what} is needed")
