@@ -28,6 +28,13 @@ def test_the_python_example_runs(tmp_path):
     assert (tmp_path / "grown-model" / "model.safetensors").exists()
 
 
+def test_the_examples_of_the_layer_run():
+    names = {}
+    for example in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "layer.md").read_text(), re.DOTALL):
+        exec(example, names)
+    assert names["y"].shape == (2, 5, 32)
+
+
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name)
 def test_links_lead_somewhere(page):
     for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):

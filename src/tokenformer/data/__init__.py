@@ -3,6 +3,7 @@
 from .config import DataConfig
 from .image_config import AugmentConfig, ImageConfig
 from .image_data import ImageData
+from .image_sources import Gallery, find_images
 from .mix import ImageCollator
 from .prepare import PreparedData, prepare
 from .prepare_images import PreparedImages, prepare_images
@@ -13,11 +14,13 @@ __all__ = [
     "AugmentConfig",
     "BlockStream",
     "DataConfig",
+    "Gallery",
     "ImageCollator",
     "ImageConfig",
     "ImageData",
     "PreparedData",
     "PreparedImages",
+    "find_images",
     "load_tokenizer",
     "prepare",
     "prepare_images",
