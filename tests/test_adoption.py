@@ -210,6 +210,16 @@ def test_growth_of_some_layers_and_with_one_token_of_ballast():
         grow(model, 2, method="rotate")
 
 
+@pytest.mark.parametrize("name", ["gpt2", "vit"])
+def test_one_token_of_ballast_under_autocast_to_fp16(name):
+    """Its bias is beyond fp16."""
+    host = make_host(name)
+    model = adopt(copy.deepcopy(host), ballast="single")
+    with torch.autocast("cpu", torch.float16):
+        outputs = [sample_output(one, sample_inputs(host)) for one in (host, model)]
+    assert relative_error(outputs[1], outputs[0]) < 5e-3
+
+
 def test_ballast_learns_from_the_first_step_and_moments_follow_growth():
     model = adopt(make_host("gpt_neox"))
     ids = torch.randint(97, (4, 16))

@@ -5,7 +5,14 @@ import copy
 import pytest
 import torch
 from torch import nn
-from transformers import OPTConfig, OPTForCausalLM
+from transformers import (
+    BertConfig,
+    BertForMultipleChoice,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+    OPTConfig,
+    OPTForCausalLM,
+)
 
 from conftest import make_tiny
 from hosts import make_host
@@ -13,6 +20,9 @@ from tokenformer import BadRequestError, adopt
 from tokenformer.adoption import FAMILIES, Family, Fed
 from tokenformer.errors import BadResultError
 from tokenformer.models.sample import relative_difference, sample_inputs, sample_output
+
+SMALL_BERT = {"vocab_size": 97, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+SMALL_BERT |= {"intermediate_size": 32}
 
 
 def opt():
@@ -200,8 +210,24 @@ def test_given_inputs_are_compared_too():
     seen = []
     model.transformer.wte.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0].shape))
     adopt(model, inputs={"input_ids": torch.zeros(1, 3, dtype=torch.long)})
-    assert seen == [(2, 38), (1, 3)] * 2
+    assert seen == [(1, 38), (1, 3)] * 2
     with pytest.raises(BadResultError, match=r"would differ from the original by nan of its largest entry"):
         adopt(make_host("gpt2"), inputs={"inputs_embeds": torch.full((1, 3, 36), torch.nan)})
     with pytest.raises(BadRequestError, match=r"GPT2LMHeadModel could not be called with pixels: You have to specify"):
         adopt(make_host("gpt2"), inputs={"pixels": 1})
+
+
+def test_a_model_that_takes_no_random_inputs_is_compared_on_given_ones():
+    """One that chooses among sequences takes ids [batch, choices, length]. Labels would make a loss of the output."""
+    model = BertForMultipleChoice(BertConfig(**SMALL_BERT)).eval()
+    with pytest.raises(BadRequestError, match="BertForMultipleChoice could not be called with input_ids"):
+        adopt(model)
+    ids = torch.randint(97, (2, 3, 5))
+    before = model(ids).logits
+    adopt(model, inputs={"input_ids": ids, "labels": torch.zeros(2, dtype=torch.long)})
+    torch.testing.assert_close(model(ids).logits, before, atol=1e-5, rtol=1e-4)
+
+
+def test_a_model_that_classifies_sequences_without_a_padding_token():
+    config = LlamaConfig(**{**SMALL_BERT, "max_position_embeddings": 40}, pad_token_id=None)
+    assert adopt(LlamaForSequenceClassification(config).eval()).config.quantization_config.layers

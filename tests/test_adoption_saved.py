@@ -18,7 +18,7 @@ from conftest import relative_error
 from hosts import HOSTS, make_host
 from official_files import write_tokenizer
 from tokenformer import adopt, grow, grow_optimizer
-from tokenformer.errors import BadFileError
+from tokenformer.errors import BadFileError, BadRequestError
 from tokenformer.models.adopted import Adopted
 from tokenformer.models.sample import sample_inputs, sample_output
 
@@ -179,3 +179,10 @@ def test_plans_for_many_devices_name_no_weights_that_are_gone(tmp_path):
         assert each.tp_plan == {}
         assert each.model.tp_plan == {}
     assert make_host("llama").tp_plan != {}
+
+
+def test_one_token_of_ballast_is_not_loaded_in_fp16(tmp_path):
+    adopt(make_host("gpt2"), ballast="single").save_pretrained(tmp_path)
+    with pytest.raises(BadRequestError, match="whose large bias is beyond fp16; load it in bf16 or fp32"):
+        AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float16)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).dtype == torch.bfloat16

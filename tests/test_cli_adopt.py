@@ -137,6 +137,22 @@ def test_a_tolerance_below_rounding_is_a_result_not_a_request(tmp_path, source):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_class_that_transformers_has_not_is_refused_lest_its_head_be_lost(tmp_path, source):
+    config = json.loads((source / "config.json").read_text())
+    for named, said in ((["Mine"], "Mine"), (None, "no class")):
+        (source / "config.json").write_text(json.dumps({**config, "architectures": named}))
+        ended(
+            run("adopt", source, tmp_path / "out"), 2, f"names {said} under architectures, which transformers has not"
+        )
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_place_that_cannot_be_written_is_found_before_the_work(tmp_path, source):
+    (tmp_path / "file").write_text("")
+    (source / "model.safetensors").write_bytes(b"broken")
+    ended(run("adopt", source, tmp_path / "file" / "out"), 2, "cannot be written", "file is no folder to write to")
+
+
 def test_a_model_that_would_change_is_not_written(tmp_path, source, monkeypatch):
     real = adoption_folder.apply_growth
 

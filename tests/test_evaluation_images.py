@@ -1,6 +1,7 @@
 """`tokenformer eval MODEL --images SOURCE`: what a plain loop finds too, for ours and for peers; and bad images."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from tokenformer import BadFileError, BadRequestError
 from tokenformer.data import ImageConfig
 from tokenformer.data.image_sources import find_images
 from tokenformer.evaluation import evaluate_images
+from tokenformer.evaluation.images import match_classes
 from tokenformer.models.images import read_image_processor
 
 NAMES = ("ape", "bee", "cat", "dog", "eel", "fox", "gnu")
@@ -140,6 +142,33 @@ def test_nothing_but_bad_images(tmp_path):
     result = run("eval", tmp_path / "model", "--images", photos)
     assert result.exit_code == 1
     assert "none of 2 images can be decoded" in result.stderr.splitlines()[-1]
+
+
+def test_numbers_are_classes_by_name_where_the_model_has_such_names(tmp_path):
+    names = sorted(str(i) for i in range(12))
+    model = save_classifier(tmp_path / "model", names=names)
+    table(list(range(12))).to_parquet(tmp_path / "a.parquet")
+    assert match_classes(gallery_of(tmp_path / "a.parquet"), model.config) == [names.index(str(i)) for i in range(12)]
+    model = save_classifier(tmp_path / "words", names=[f"word {i}" for i in range(12)])
+    assert match_classes(gallery_of(tmp_path / "a.parquet"), model.config) == list(range(12))
+
+
+def test_a_score_is_shown_even_if_its_file_cannot_be_written(tmp_path, photos, monkeypatch):
+    save_classifier(tmp_path / "model")
+
+    def full(self, *arguments, **more):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    result = run("eval", tmp_path / "model", "--images", photos, "--json", tmp_path / "score.json")
+    assert result.exit_code == 1
+    assert "top-1" in result.stdout
+
+
+def test_the_mode_of_a_model_is_as_it_was(tmp_path, photos):
+    model = save_classifier(tmp_path / "model").train()
+    evaluate_images(model, read_image_processor(tmp_path / "model"), gallery_of(photos))
+    assert model.training
 
 
 def test_few_classes_have_no_top_5(tmp_path):

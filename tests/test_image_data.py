@@ -1,6 +1,7 @@
 """Images as data: where they come from, their classes, how they are decoded, and what happens to bad ones."""
 
 import dataclasses
+import errno
 import logging
 import pickle
 import re
@@ -118,8 +119,33 @@ class TestSources:
         with pytest.raises(BadRequestError, match=r"digits comes with scikit-learn; install the extra: .*\[vision\]"):
             prepare_images(ImageConfig(images="digits"))
 
+    def test_digits_are_not_a_folder_of_that_name(self, tmp_path, monkeypatch):
+        class_folder(tmp_path / "digits", ("one", "two"))
+        monkeypatch.chdir(tmp_path)
+        refused(BadRequestError, r"there is a folder of that name; write ./digits", tmp_path, "digits")
+        assert prepared(tmp_path, "./digits").id2label == {0: "one", 1: "two"}
+
+    def test_what_is_trained_on_is_not_validated_on(self, tmp_path):
+        folder = class_folder(tmp_path / "c")
+        table([0, 1]).to_parquet(tmp_path / "a.parquet")
+        for source in (folder, tmp_path / "a.parquet", "digits"):
+            message = r"is given for training and for validation; leave validation out, and validation_fraction"
+            refused(BadRequestError, message, tmp_path, source, validation=source)
+
 
 class TestClasses:
+    def test_numbers_meet_classes_whose_names_are_numbers(self, tmp_path):
+        """The folders 0 to 11 come in the order of the alphabet; a row with the number 2 is still of class 2."""
+        train = class_folder(tmp_path / "train", [str(i) for i in range(12)], each=1)
+        table([2, 11, 3]).to_parquet(tmp_path / "a.parquet")
+        data = prepared(tmp_path, train, validation=tmp_path / "a.parquet")
+        assert [data.id2label[data.validation[i]["labels"]] for i in range(3)] == ["2", "11", "3"]
+        both = prepared(tmp_path, [train, tmp_path / "a.parquet"])
+        assert [both.id2label[both.train[12 + i]["labels"]] for i in range(3)] == ["2", "11", "3"]
+        words = class_folder(tmp_path / "words")
+        message = r"a.parquet row 1 has the label 2, and the classes have names: cat, dog; set class_names"
+        refused(BadRequestError, message, tmp_path, words, validation=tmp_path / "a.parquet")
+
     def test_validation_must_have_the_classes_of_training(self, tmp_path):
         train = class_folder(tmp_path / "train", ("cat", "dog"))
         fewer = prepared(tmp_path, train, validation=class_folder(tmp_path / "fewer", ("dog",)))
@@ -193,6 +219,12 @@ class TestDecoding:
         else:
             assert np.array_equal(np.asarray(rgb), np.asarray(shades.convert("RGBA").convert("RGB")))
 
+    @pytest.mark.parametrize("dtype", [np.float32, np.int32])
+    def test_32_bits_a_pixel_are_refused(self, dtype):
+        shades = Image.fromarray(np.arange(64, dtype=dtype).reshape(8, 8))
+        with pytest.raises(ValueError, match="it has 32 bits a pixel"):
+            decode(encoded(shades, "TIFF"), 3)
+
     def test_the_first_frame_of_an_animation_and_the_camera_held_upright(self):
         frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
         data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
@@ -232,7 +264,7 @@ class TestHoldingOut:
         assert not {i // 2 for i in train.tolist()} & {i // 2 for i in held_out.tolist()}
         again = prepared(tmp_path, tmp_path / "a.parquet", validation_fraction=0.25)
         other = prepared(tmp_path, tmp_path / "a.parquet", validation_fraction=0.25, seed=1)
-        assert again.fingerprint == data.fingerprint != other.fingerprint
+        assert again.key == data.key != other.key
         assert again.validation.labels.tolist() == held_out.tolist() != other.validation.labels.tolist()
 
     def test_a_split_is_not_by_position(self, tmp_path):
@@ -245,7 +277,7 @@ class TestHoldingOut:
         folder = class_folder(tmp_path / "c", ("a",), each=1)
         refused(BadRequestError, "1 images are too few", tmp_path, folder, validation_fraction=0.5)
 
-    def test_the_fingerprint_follows_classes_labels_and_images(self, tmp_path):
+    def test_the_key_follows_classes_labels_and_images(self, tmp_path):
         images = [encoded(picture(i)) for i in range(2)]
         kinds = {
             "a": table([0, 1], images, ["x", "y"]),
@@ -255,7 +287,7 @@ class TestHoldingOut:
         }
         for name, rows in kinds.items():
             rows.to_parquet(tmp_path / f"{name}.parquet")
-        assert len({prepared(tmp_path, tmp_path / f"{name}.parquet").fingerprint for name in kinds}) == 4
+        assert len({prepared(tmp_path, tmp_path / f"{name}.parquet").key for name in kinds}) == 4
 
 
 class TestBadImages:
@@ -291,6 +323,35 @@ class TestBadImages:
             list(DataLoader(data.train, 2, num_workers=workers, collate_fn=data.collate))
         assert "\n" not in str(caught.value)
         assert "Error:" not in str(caught.value)
+
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_an_error_that_may_pass_stops_and_leaves_the_image_in_its_place(self, tmp_path, monkeypatch, workers):
+        data = prepared(tmp_path, class_folder(tmp_path / "c"))
+        real = data.train.gallery.encoded
+
+        def fails(row):
+            if row == 3:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return real(row)
+
+        monkeypatch.setattr(data.train.gallery, "encoded", fails)
+        with pytest.raises(
+            BadFileError, match=r"cat/3.png could not be read: Too many open files; try again"
+        ) as caught:
+            list(DataLoader(data.train, 2, num_workers=workers, collate_fn=data.collate))
+        assert "\n" not in str(caught.value)
+        assert data.train.bad_images == []
+
+    def test_no_memory_is_not_a_bad_image(self, tmp_path, monkeypatch):
+        data = prepared(tmp_path, class_folder(tmp_path / "c")).train
+
+        def fails(row):
+            raise MemoryError
+
+        monkeypatch.setattr(data.gallery, "encoded", fails)
+        with pytest.raises(MemoryError):
+            data[0]
+        assert data.bad_images == []
 
     def test_a_file_that_went_away_and_a_folder_of_nothing_good(self, tmp_path):
         folder = class_folder(tmp_path / "c", each=1)

@@ -55,6 +55,13 @@ def test_every_stage_leaves_an_ordinary_classifier(ladder_run):
         assert model(pixels).logits.shape == (1, 10)
 
 
+def test_one_class_is_refused_before_anything_is_written(tmp_path):
+    folder = class_folder(tmp_path / "photos", ("cat",))
+    with pytest.raises(BadRequestError, match="the images have one class, cat; a classifier needs at least two"):
+        run(write_image_recipe(tmp_path), tmp_path / "run", f"data.images={folder}", "data.channels=3")
+    assert not (tmp_path / "run" / "stage-1").exists()
+
+
 def test_metrics_count_images_and_have_the_accuracy(ladder_run):
     _, out, _ = ladder_run
     lines = metrics(out)
@@ -152,7 +159,7 @@ def test_images_that_cannot_be_read_are_counted_at_the_end_of_a_stage(tmp_path):
     (folder / "dog" / "3.png").write_bytes(encoded(picture(9))[:60])
     recipe = write_image_recipe(
         tmp_path,
-        data={"images": str(folder), "channels": 3, "validation": str(folder), "workers": 0},
+        data={"images": str(folder), "channels": 3, "workers": 0},
         growth={"stages": [{"steps": 4}]},
     )
     console = Console(file=io.StringIO(), width=300)
@@ -169,7 +176,7 @@ def test_a_trained_classifier_starts_a_run_on_other_classes(ladder_run, tmp_path
     start = out / "stage-1" / "checkpoint-10"
     folder = class_folder(tmp_path / "photos", each=6)
     one = {"stages": [{"steps": 1}]}
-    recipe = write_image_recipe(tmp_path, data={"images": str(folder), "validation": str(folder)}, growth=one)
+    recipe = write_image_recipe(tmp_path, data={"images": str(folder)}, growth=one)
     run(recipe, tmp_path / "other", f"model.checkpoint={start}")
     first, before = (load_file(path / "model.safetensors") for path in (tmp_path / "other/stage-1/checkpoint-0", start))
     assert first["classifier.weight"].shape == (2, 32)

@@ -64,6 +64,9 @@ def test_two_processes_are_equal_to_one(one_process, tmp_path, parallel):
     said = re.search(r"2 processes over gloo: (.*)", done.stderr).group(1)
     assert said == ("DDP" if parallel == "ddp" else f"FSDP2, {parameters} parameters cut up")
     assert_equal_to_one(tmp_path / "run", reference)
+    states = sorted((tmp_path / "run" / "stage-3").glob("checkpoint-27/rng_state_*.pth"))
+    first, second = (torch.load(path, weights_only=False)["cpu"] for path in states)
+    assert not torch.equal(first, second)  # or all processes would drop the same paths
 
 
 @pytest.mark.parametrize("one_process", ["text", pytest.param("images", marks=pytest.mark.slow)], indirect=True)

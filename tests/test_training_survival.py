@@ -8,8 +8,11 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
+import torch
+from transformers import Trainer
 
 from tokenformer import BadFileError, BadRequestError
 from tokenformer.errors import BadResultError
@@ -186,6 +189,16 @@ def test_another_batch_in_the_same_folder_is_refused(tmp_path):
         run(recipe, tmp_path / "run", "training.per_device_train_batch_size=8")
 
 
+def test_other_data_under_the_same_name_is_refused(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("one line of text and another\n" * 200)
+    recipe = write_recipe(tmp_path, growth={"stages": [{"steps": 2}]}, data={"train": str(text)})
+    run(recipe, tmp_path / "run")
+    text.write_text("other text\n" * 600)
+    with pytest.raises(BadRequestError, match=r"run was started with other data than the recipe's sources hold now"):
+        run(recipe, tmp_path / "run")
+
+
 def test_a_finished_run_is_left_as_it_is(uninterrupted):
     recipe, reference, _ = uninterrupted
     before = {path: path.stat().st_mtime_ns for path in reference.rglob("*") if path.name != "lock"}
@@ -218,8 +231,6 @@ def test_a_signal_saves_and_stops(uninterrupted, tmp_path, number):
 @pytest.mark.parametrize("what", ["loss", "gradient norm"])
 def test_a_number_that_is_not_finite_stops_the_run(uninterrupted, tmp_path, monkeypatch, what, clip):
     recipe, _, _ = uninterrupted
-    from transformers import Trainer
-
     original, calls = Trainer.training_step, iter(range(1, 10**6))
 
     def step(self, model, *args, **kwargs):
@@ -233,6 +244,13 @@ def test_a_number_that_is_not_finite_stops_the_run(uninterrupted, tmp_path, monk
     monkeypatch.setattr(Trainer, "training_step", step)
     with pytest.raises(NotFiniteError, match=rf"the {what} is (nan|inf) at step 6; the last good checkpoint is .*-4;"):
         run(recipe, tmp_path / "run", f"training.max_grad_norm={clip}")
+
+
+def test_an_overflow_is_left_to_the_scaler_of_fp16(monkeypatch):
+    monkeypatch.setattr(Trainer, "_get_grad_norm", lambda self, model, grad_norm=None: torch.tensor(torch.nan))
+    trainer = LadderTrainer.__new__(LadderTrainer)
+    trainer.frozen, trainer.accelerator = None, SimpleNamespace(scaler=object())
+    assert trainer._get_grad_norm(None).isnan()
 
 
 def test_only_tensors_are_ever_unpickled(uninterrupted):

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -430,3 +431,17 @@ def test_bad_configurations(field, value, message):
 def test_sincos_needs_a_width_of_four():
     with pytest.raises(Exception, match="hidden_size=66 does not divide by 4"):
         TokenFormerVisionConfig.preset("tiny32", hidden_size=66, num_attention_heads=3, position_embedding="sincos")
+
+
+def test_what_goes_to_the_hub_is_whole(tmp_path, monkeypatch):
+    uploaded = {}
+
+    def upload(self, working_dir, repo_id, files_timestamps, **more):
+        uploaded[repo_id] = {path.name for path in Path(working_dir).iterdir()}
+
+    api = SimpleNamespace(create_repo=lambda name, **more: SimpleNamespace(repo_id=name))
+    monkeypatch.setattr("transformers.utils.hub.hf_api", lambda: api)
+    monkeypatch.setattr(TokenFormerForImageClassification, "_upload_modified_files", upload)
+    make_tiny_vision().save_pretrained(tmp_path / "model", push_to_hub=True, repo_id="me/mine", private=True)
+    assert uploaded["me/mine"] == {path.name for path in (tmp_path / "model").iterdir()}
+    assert {"load_tokenformer.py", "preprocessor_config.json", "README.md"} <= uploaded["me/mine"]

@@ -27,7 +27,7 @@ from lab.results import (
     write_results,
 )
 from lab.sizes import PROBE, RATES, SEEDS, SIZES, at_rates, models, neox, rate_of, sweep, token_former
-from lab.spec import Growth, Run, TokenFormer
+from lab.spec import Growth, NeoX, Run, TokenFormer
 from lab.tables import change, markdown, number, with_spread
 from lab.train import SOME, finished_model, score, task_of
 
@@ -42,11 +42,11 @@ QKV, FFN = "*.query_key_value", "*.dense_h_to_4h"
 # sets of tokens, so it is tried where there are to be twice as many: in the FFN alone.
 BOTH = Growth(BASE, method="rotate", sizes=((QKV, 216), (FFN, 437)), adopts=("ffn", "qkv"))
 ROTATED = Growth(BASE, method="rotate", sizes=((FFN, 758),), adopts=("ffn",))
-ADOPTED = "adopted, rotate"
+ADOPTED, WIDENED = "adopted, rotate", "widened by Net2Net"
 WAYS: dict[str, tuple[Growth | None, tuple[int, ...]]] = {
     "trained on at its size": (None, SEEDS),
     ADOPTED: (BOTH, SEEDS),
-    "widened by Net2Net": (Growth(BASE, method="net2net", sizes=(("ffn", 757),)), SEEDS),
+    WIDENED: (Growth(BASE, method="net2net", sizes=(("ffn", 757),)), SEEDS),
     "FFN adopted, rotate": (ROTATED, SEEDS[:1]),
     "FFN adopted, split": (replace(ROTATED, method="split"), SEEDS[:1]),
     "FFN adopted with one token of ballast, split": (
@@ -82,9 +82,10 @@ def branch(way: str, budget: int, base_rate: float, seed: int, rate: float | Non
     return replace(runs[budget], marks=(BASE, *(run.decay_start for b, run in runs.items() if b < budget)))
 
 
-def rates(base_rate: float) -> list[Run]:
-    """The adopted and grown model at the rates that TokenFormers are tried at, with the first seed."""
-    return at_rates(lambda rate: branch(ADOPTED, max(BUDGETS), base_rate, SEEDS[0], rate), RATES[TokenFormer])
+def rates(way: str, base_rate: float) -> list[Run]:
+    """A grown model at the rates that models of its kind are tried at, with the first seed."""
+    kind = TokenFormer if way == ADOPTED else NeoX
+    return at_rates(lambda rate: branch(way, max(BUDGETS), base_rate, SEEDS[0], rate), RATES[kind])
 
 
 def runs(way: str) -> dict[int, list[Run]]:
@@ -107,8 +108,8 @@ def runs(way: str) -> dict[int, list[Run]]:
         return {}
     growth, seeds = WAYS[way]
     own_rate = None
-    if growth is not None and growth.adopts:
-        chosen = best(rates(base_rate))
+    if growth is not None:
+        chosen = best(rates(ADOPTED if growth.adopts else WIDENED, base_rate))
         if chosen is None:
             return {}
         own_rate = chosen.growths[0].lr
@@ -119,7 +120,7 @@ def plan() -> list[Run]:
     """The rates, then all ways."""
     base_rate = rate_of(models(SIZES[0])[1])
     tried = [run for model in (models(SIZES[0])[1], ANEW) for run in sweep(model)]
-    tried += [] if base_rate is None else rates(base_rate)
+    tried += [] if base_rate is None else [run for way in (ADOPTED, WIDENED) for run in rates(way, base_rate)]
     return tried + [run for way in (*WAYS, SCRATCH) for budget in runs(way).values() for run in budget]
 
 
@@ -190,8 +191,10 @@ def report() -> None:
             if budget == max(BUDGETS) and done[0].growths and done[0].growths[0].adopts:
                 ballast[way] = _mean_use([ballast_use(run) for run in done])
     base_rate = rate_of(models(SIZES[0])[1])
-    tried = [] if base_rate is None else finished(rates(base_rate))
-    by_rate = {f"{run.growths[0].lr:g}": final(run) for run in sorted(tried, key=lambda run: run.growths[0].lr or 0.0)}
+    by_rate = {}
+    for way in (ADOPTED, WIDENED) if base_rate is not None else ():
+        tried = sorted(finished(rates(way, base_rate)), key=lambda run: run.growths[0].lr or 0.0)
+        by_rate[way] = {f"{run.growths[0].lr:g}": final(run) for run in tried}
     write_results(HERE, {"ways": ways, "rates": by_rate, "ballast": ballast}, plan())
     draw(HERE / "losses.png", [_losses(ways), _ballast(ballast)])
 
@@ -249,7 +252,9 @@ def tables(findings: dict[str, Any]) -> dict[str, str]:
         )
     header = [f"from {BASE} steps of a GPT-NeoX on", "parameters without embedding", "loss at growth"]
     header += [f"{budget} steps' FLOPs (steps)" for budget in BUDGETS]
-    by_rate = [[rate, number(loss)] for rate, loss in findings.get("rates", {}).items()]
+    by_rate = [
+        [way, rate, number(loss)] for way, tried in findings.get("rates", {}).items() for rate, loss in tried.items()
+    ]
     layers, without = [], []
     for way, found in findings.get("ballast", {}).items():
         without.append([way, *(with_spread(found[key]) for key in ("loss", "without_values", "dropped"))])
@@ -257,7 +262,7 @@ def tables(findings: dict[str, Any]) -> dict[str, str]:
             layers.append([way, str(i), with_spread(layer["share"]), with_spread(layer["values"])])
     return {
         "losses": markdown([*header, "test"], rows),
-        "rates": markdown(["rate of the adopted model", "validation"], by_rate),
+        "rates": markdown(["way", "rate after growth", "validation"], by_rate),
         "ballast": markdown(["way", "block", "part of the FFN's output", "norm of its values"], layers),
         "without": markdown(["way", "loss", "values of ballast zero", "ballast dropped"], without),
     }

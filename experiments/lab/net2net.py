@@ -31,7 +31,7 @@ def widen(model: GPTNeoXForCausalLM, *, seed: int, noise: float) -> GPTNeoXForCa
     generator = torch.Generator().manual_seed(seed)
     old, state = model.state_dict(), {}
     for name, new in larger.state_dict().items():
-        if new.ndim == 2 and len(new) == config.vocab_size:
+        if "embed_in" in name or "lm_head" in name:
             state[name] = old[name].repeat(1, 2)
         elif new.ndim == 2:
             # Query, key and value of a head lie together, so that all rows a second time are the heads a second time.

@@ -183,11 +183,19 @@ def facts(run: Run) -> dict[str, Any]:
         "kind": type(run.model).__name__,
         **asdict(run),
         "parameters": parameters(run),
-        "tokens": run.steps * run.batch * run.context,
+        **_seen(run),
         "flops": flops(run),
         "validation_loss": final(run),
         "test_loss": final(run, "test"),
     }
+
+
+def _seen(run: Run) -> dict[str, Any]:
+    """What it was trained on; of images also how many are right in the end."""
+    if not isinstance(run.model, TokenViT | ViT):
+        return {"tokens": run.steps * run.batch * run.context}
+    right = {"validation_accuracy": accuracy(run), "test_accuracy": accuracy(run, "test")}
+    return {"images": run.steps * run.batch, **right}
 
 
 def write_results(folder: Path, findings: dict[str, Any], runs: Iterable[Run]) -> None:

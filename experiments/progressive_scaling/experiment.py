@@ -75,8 +75,10 @@ OTHERS: dict[str, Ladder] = {
     "rotate, half as long": Ladder(hold=200, decay=150, growth=ROTATE),
     "rotate, a quarter as long": Ladder(hold=100, decay=75, factors=TWO, growth=ROTATE),
 }
-BEST = OTHERS["rotate, decay over 400 steps instead of 300"]
-SHORT_BEST, SHORTEST_BEST = replace(BEST, factors=TWO), replace(BEST, factors=(2,))
+AT_1600 = OTHERS["rotate, decay over 400 steps instead of 300"]
+BEST = OTHERS["rotate, decay over 400 steps, grown 400 steps later"]
+RATED = replace(AT_1600, factors=(2,))
+SEEDED = {"grown at 1600": replace(AT_1600, factors=TWO), "grown at 2000": replace(BEST, factors=TWO)}
 # The methods once more, with the paper's initialisation: these came first.
 PAPER, PAPER_RATE = TokenFormer(SIZES[0]), 2e-3
 PAPER_LADDERS = {name: replace(ladder, model=PAPER, factors=TWO) for name, ladder in METHODS.items()}
@@ -94,8 +96,8 @@ def plan() -> list[Run]:
     kinds = [model for tokens in SIZES for model in models(tokens)]
     peers = [run for model in kinds for run in sweep(model)] + [run for model in kinds for run in seeded(model)[:1]]
     peers += [run for tokens in SIZES[:3] for run in seeded(token_former(tokens))]
-    rates = [run for other in RATES[TokenFormer] for run in SHORTEST_BEST.runs(other)]
-    seeds = [run for seed in SEEDS for run in [scratch(SMALLEST, lr, seed), *SHORT_BEST.runs(lr, seed)]]
+    rates = [run for other in RATES[TokenFormer] for run in RATED.runs(other)]
+    seeds = [run for ladder in SEEDED.values() for seed in SEEDS for run in ladder.runs(lr, seed)]
     python = [*on_python(lr).values(), *(run for ladder in PYTHON_LADDERS.values() for run in ladder.runs(lr))]
     return [*paper, *methods, *others, *rates, *peers, *seeds, *python]
 
@@ -149,11 +151,13 @@ def report() -> None:
         findings["rate"] = lr
         findings["variants"] = {name: climbed(ladder, lr) for name, ladder in {**METHODS, **OTHERS}.items()}
         findings["paper_initialisation"] = {name: climbed(ladder, PAPER_RATE) for name, ladder in PAPER_LADDERS.items()}
-        findings["rates"] = {f"{other:g}": climbed(SHORTEST_BEST, other) for other in RATES[TokenFormer]}
+        findings["rates"] = {f"{other:g}": climbed(RATED, other) for other in RATES[TokenFormer]}
         peers = {tokens: {"tokenformer": run} for tokens, run in on_python(lr).items() if final(run) is not None}
         findings["python_scratch"] = {tokens: final(run["tokenformer"]) for tokens, run in peers.items()}
         findings["python"] = {name: climbed(ladder, lr, peers=peers) for name, ladder in PYTHON_LADDERS.items()}
-        findings["seeds"] = {str(seed): climbed(SHORT_BEST, lr, seed) for seed in SEEDS}
+        findings["seeds"] = {
+            name: {str(seed): climbed(ladder, lr, seed) for seed in SEEDS} for name, ladder in SEEDED.items()
+        }
     write_results(HERE, findings, plan())
     draw(HERE / "ladder.png", [_curves, _ends], size=(6, 4.2))
 
@@ -212,13 +216,16 @@ def tables(findings: dict[str, Any]) -> dict[str, str]:
         ]
 
     header = ["rise at growth", *(f"{tokens} tokens" for tokens in grown), "compute"]
-    seeds = [ladder for ladder in findings.get("seeds", {}).values() if ladder is not None]
-    mean = ["mean", "", *(_mean_loss(seeds, tokens) for tokens in grown), ""]
+    seeds = []
+    for name, by_seed in findings.get("seeds", {}).items():
+        found = {seed: ladder for seed, ladder in by_seed.items() if ladder is not None}
+        seeds += [[f"{name}, seed {row[0]}", *row[1:]] for row in rows(found)]
+        seeds.append([f"{name}, mean", "", *(_mean_loss([*found.values()], tokens) for tokens in grown), ""])
     return {
         "scratch": markdown(["tokens", "TokenFormer", "GPT-NeoX"], scratch_rows),
         "variants": markdown(["ladder", *header], rows(findings.get("variants", {}))),
         "rates": markdown(["rate", *header], rows(findings.get("rates", {}))),
-        "seeds": markdown(["seed", *header], [*rows(findings.get("seeds", {})), mean]),
+        "seeds": markdown(["ladder", *header], seeds),
         "paper_initialisation": markdown(["ladder", *header], rows(findings.get("paper_initialisation", {}))),
         "python": markdown(
             ["ladder", *header[:2], header[-1]], [[*row[:3], row[-1]] for row in rows(findings.get("python", {}))]

@@ -70,11 +70,11 @@ def tables(findings: dict[str, Any]) -> dict[str, str]:
             f"{found['lr']:g}",
             *image_cells(found),
         ]
-        for name, found in findings["kinds"].items()
+        for name, found in findings.get("kinds", {}).items()
     ]
     header = ["model", "parameters", "FLOPs", "rate", *IMAGE_HEADER]
     tried = [
         [name, ", ".join(f"{rate}: {number(100 * found, 1)}" for rate, found in rates.items())]
-        for name, rates in findings["rates"].items()
+        for name, rates in findings.get("rates", {}).items()
     ]
     return {"kinds": markdown(header, rows), "rates": markdown(["model", "accuracy in % after an epoch"], tried)}

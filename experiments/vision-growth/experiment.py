@@ -73,9 +73,9 @@ def _curves(axes: Any) -> None:
 def tables(findings: dict[str, Any]) -> dict[str, str]:
     """Accuracy and compute, from scratch and grown."""
     rows = []
-    for tokens, found in findings["scratch"].items():
+    for tokens, found in findings.get("scratch", {}).items():
         rows.append([f"{tokens} tokens from scratch", f"{found['flops']:.3g}", *image_cells(found), "-"])
-    for method, found in findings["ladders"].items():
+    for method, found in findings.get("ladders", {}).items():
         name = f"{SMALL.tokens} -> {LARGE.tokens} tokens by {method}"
         rows.append([name, f"{found['flops']:.3g}", *image_cells(found), f"{found['of_from_scratch']:.0%}"])
     header = ["model", "FLOPs", *IMAGE_HEADER, "compute of both sizes"]

@@ -22,8 +22,11 @@ def existing_file(path: str | os.PathLike) -> Path:
 
 
 def check_new(*targets: Path) -> None:
-    """Refuse a target where something is already, other than an empty folder."""
+    """Refuse a target where something is already, other than an empty folder, or where nothing can be written."""
     for target in targets:
+        parent = next(parent for parent in target.absolute().parents if os.path.lexists(parent))
+        if not parent.is_dir() or not os.access(parent, os.W_OK):
+            raise BadRequestError(f"{target} cannot be written: {parent} is no folder to write to; give another place")
         if not os.path.lexists(target):
             continue
         if not target.is_dir() or any(target.iterdir()):

@@ -129,6 +129,7 @@ def _pattention(layer: Layer, tokens: Tokens) -> Pattention:
 def _equal_length(site: Site) -> EqualLength:
     norm = site.module
     eps = norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
+    eps = torch.finfo(norm.weight.dtype).eps if eps is None else eps  # as torch's RMSNorm
     return EqualLength(len(site.rows.weight), eps, site.rows.centred).train(norm.training)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..errors import BadResultError
+from ..errors import BadRequestError, BadResultError
 from ..models.sample import relative_difference, sample_inputs, sample_output
 from .plan import Site
 
@@ -29,8 +29,12 @@ class Seen:
 
 
 def watch(model: PreTrainedModel, base: nn.Module, sites: list[Site], inputs: Mapping[str, Any] | None) -> Seen:
-    """Run the model on random inputs, and on `inputs` if any, and keep what matters of it."""
-    seen = Seen([sample_inputs(model)] + ([inputs] if inputs is not None else []), [], {}, {})
+    """Run the model on random inputs, and on `inputs` if any, and keep what matters of it.
+
+    With `inputs` a model may refuse random ones, as one does that chooses among several sequences.
+    """
+    seen = Seen([], [], {}, {})
+    given = None if inputs is None else {key: value for key, value in inputs.items() if key != "labels"}
     names = {name for site in sites for layer in site.layers for name in (layer.name, layer.last)}
     names |= {site.norm for site in sites}
 
@@ -43,7 +47,15 @@ def watch(model: PreTrainedModel, base: nn.Module, sites: list[Site], inputs: Ma
 
     hooks = [base.get_submodule(name).register_forward_hook(note(name)) for name in names]
     try:
-        seen.outputs = [sample_output(model, given) for given in seen.inputs]
+        try:
+            seen.inputs, seen.outputs = [random := sample_inputs(model)], [sample_output(model, random)]
+        except BadRequestError:
+            if given is None:
+                raise
+            seen.inputs, seen.entered, seen.left = [], {}, {}
+        if given is not None:
+            seen.inputs.append(given)
+            seen.outputs.append(sample_output(model, given))
     finally:
         for hook in hooks:
             hook.remove()

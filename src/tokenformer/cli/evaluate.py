@@ -154,7 +154,7 @@ def _score_text(
         "scored": f"{score.tokens:,} tokens, {score.bytes:,} bytes",
         "windows": f"{score.length:,} tokens, moved by {score.stride:,}",
     }
-    show_summary("Scored", rows | _written(json_file, {"model": model_name, "text": str(text), **asdict(score)}))
+    _finish(rows, json_file, {"model": model_name, "text": str(text), **asdict(score)})
 
 
 def _score_tasks(
@@ -185,7 +185,7 @@ def _score_tasks(
     rows["batch size"] = str(scores.batch_size)
     typer.echo(scores.table())
     request = {"model": model_name, "tasks": names, "limit": limit}
-    show_summary("Scored", rows | _written(json_file, {**request, **scores.as_json()}))
+    _finish(rows, json_file, {**request, **scores.as_json()})
 
 
 def _score_images(
@@ -234,7 +234,7 @@ def _score_images(
     if score.bad:
         summary["left out"] = f"{len(score.bad):,} images that cannot be decoded"
     request = {"model": model_name, "source": source.validation}
-    show_summary("Scored", summary | _written(json_file, {**request, **asdict(score)}))
+    _finish(summary, json_file, {**request, **asdict(score)})
 
 
 def _batch_size(given: str) -> int | str:
@@ -255,15 +255,17 @@ def _read(model_name: str, device: str | None) -> tuple[Any, Any]:
     return model, read_tokenizer(model_name, model.config)
 
 
-def _written(json_file: Path | None, numbers: dict[str, Any]) -> dict[str, str]:
-    """Write the numbers, if a file was named; the row that says so."""
+def _finish(rows: dict[str, str], json_file: Path | None, numbers: dict[str, Any]) -> None:
+    """Write the numbers, if a file was named, and show the rows, also if writing fails."""
     import json
 
     from ..files import write_new
 
-    if json_file is None:
-        return {}
-    with write_new(json_file) as (partial,):
-        # What JSON lacks, and the harness puts into its results, is a function here or there.
-        partial.write_text(json.dumps(numbers, indent=2, default=str) + "\n", encoding="utf-8")
-    return {"written": str(json_file)}
+    try:
+        if json_file is not None:
+            with write_new(json_file) as (partial,):
+                # What JSON lacks, and the harness puts into its results, is a function here or there.
+                partial.write_text(json.dumps(numbers, indent=2, default=str) + "\n", encoding="utf-8")
+            rows = {**rows, "written": str(json_file)}
+    finally:
+        show_summary("Scored", rows)

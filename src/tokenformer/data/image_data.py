@@ -5,6 +5,7 @@ A picture that cannot be decoded is named, counted once, and replaced by the nex
 the same one whoever finds it.
 """
 
+import errno
 import io
 import logging
 from typing import Any
@@ -22,8 +23,8 @@ from .image_sources import Gallery
 logger = logging.getLogger(__name__)
 
 
-class BadImageError(BadFileError):
-    """A picture cannot be read.
+class ImageReadError(BadFileError):
+    """A picture could not be read, for a reason that may pass.
 
     When a worker process fails, torch makes the same error again with the worker's traceback for a message, whose last
     line has ours.
@@ -32,6 +33,14 @@ class BadImageError(BadFileError):
     def __init__(self, message: str) -> None:
         last = str(message).strip().rpartition("\n")[2]
         super().__init__(last.removeprefix(f"{type(self).__module__}.{type(self).__name__}: "))
+
+
+class BadImageError(ImageReadError):
+    """A picture cannot be read, now or later."""
+
+
+# Of a file that is not there, or not to be read. Pillow's own OSErrors have no number. All others may pass.
+LASTING = (None, errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 class ImageData(Dataset[dict[str, Any]]):
@@ -120,6 +129,8 @@ def open_picture(gallery: Gallery, row: int, channels: int) -> Any:
     except MemoryError:  # the machine's fault, not the image's
         raise
     except Exception as error:  # broken files make Pillow's decoders raise errors of many kinds
+        if isinstance(error, OSError) and error.errno not in LASTING:
+            raise ImageReadError(f"{gallery.where(row)} could not be read: {_reason(error)}; try again") from error
         raise BadImageError(f"{gallery.where(row)} cannot be decoded: {_reason(error)}") from error
 
 
@@ -145,6 +156,8 @@ def decode(image: Any, channels: int) -> Any:
         with pillow.Image.open(io.BytesIO(image) if isinstance(image, bytes) else image) as opened:
             opened.load()
             picture = pillow.ImageOps.exif_transpose(opened)
+    if picture.mode in ("F", "I"):
+        raise ValueError("it has 32 bits a pixel, of which nothing says what is white; save it with 8 or 16")
     if picture.mode.startswith("I"):  # 16 bits of grey, which a plain conversion would cut off at 255
         grey = np.asarray(picture).astype(np.int64) >> 8
         picture = pillow.Image.fromarray(grey.clip(0, 255).astype(np.uint8))

@@ -128,11 +128,25 @@ def _labels(source: Source, names: list[str], config: ImageConfig, part: str) ->
     if source.declared is not None and config.class_names is None:
         _same_names(source, names)
     labels = _checked_numbers(source)
+    if source.declared is None and config.class_names is None and names != [str(i) for i in range(len(names))]:
+        return _by_name(source, labels, names)
     if labels.max(initial=0) >= len(names):
         row = int(np.argmax(labels >= len(names)))
         whose = "there are" if part == "train" else "training has"
         raise BadRequestError(f"{source.where(row)} has the label {labels[row]}, and {whose} {len(names)} classes")
     return labels
+
+
+def _by_name(source: Source, labels: np.ndarray, names: list[str]) -> np.ndarray:
+    """Numbers where classes have names: a number is the class of that name, if there is one, and not a position."""
+    position = {name: i for i, name in enumerate(names)}
+    for row, number in zip(*np.unique(labels, return_index=True)[::-1], strict=True):
+        if str(number) not in position:
+            raise BadRequestError(
+                f"{source.where(int(row))} has the label {number}, and the classes have names: {_some(names)}; set "
+                "class_names, or give labels of one kind in all sources"
+            )
+    return np.array([position[str(number)] for number in labels.tolist()], np.int64)
 
 
 def _same_names(source: Source, names: list[str]) -> None:
@@ -162,7 +176,15 @@ def _some(names: list[str]) -> str:
 def _find(name: str, config: ImageConfig, part: str) -> Iterator[Source]:
     path = Path(name).expanduser()
     split = config.hub_split if part == "train" else config.hub_validation_split
+    whole = path.is_file() or name == "digits" or (path.is_dir() and not _has_parts(path))
+    if part == "validation" and whole and name in as_list(config.images or []):
+        raise BadRequestError(
+            f"{name} is given for training and for validation; leave validation out, and validation_fraction holds out "
+            "some of it"
+        )
     if name == "digits":
+        if path.exists():
+            raise BadRequestError("digits are scikit-learn's, and there is a folder of that name; write ./digits")
         yield _digits()
     elif name.startswith(HUB_PREFIX):
         yield _dataset(name.removeprefix(HUB_PREFIX), config, split)
@@ -183,6 +205,11 @@ def _find(name: str, config: ImageConfig, part: str) -> Iterator[Source]:
         raise BadRequestError(
             f"there is no file or folder {name}; a Hub dataset without an owner in its name is written {HUB_PREFIX}NAME"
         )
+
+
+def _has_parts(folder: Path) -> bool:
+    """Whether training and validation are different files in it."""
+    return is_saved_dataset(folder) or any(folder.glob(f"*{IDX_IMAGES}*"))
 
 
 def _file(path: Path, config: ImageConfig) -> Source:

@@ -29,7 +29,7 @@ class PreparedImages:
 
     collate: the collate_fn for all three datasets; it mixes and smooths those samples that `augmented` gave.
     stats: images of each part.
-    fingerprint: stands for classes, labels, the images' names or sizes, and what is held out.
+    key: stands for classes, labels, the images' names or sizes, and what is held out.
     processor: preprocessor_config.json for a model's folder: what validation does, in transformers' words.
     workers: processes that shall decode and augment.
     """
@@ -40,7 +40,7 @@ class PreparedImages:
     id2label: dict[int, str]
     collate: ImageCollator
     stats: dict[str, int]
-    fingerprint: str
+    key: str
     processor: dict[str, Any]
     workers: int
 
@@ -73,7 +73,7 @@ def prepare_images(config: ImageConfig) -> PreparedImages:
         id2label=dict(enumerate(gallery.names)),
         collate=ImageCollator(len(gallery.names), config.augment, config.seed),
         stats={part: len(data) for part, data in parts.items()},
-        fingerprint=whole.hexdigest(),
+        key=whole.hexdigest(),
         processor=image_processor(config),
         workers=available_cores() if config.workers is None else config.workers,
     )

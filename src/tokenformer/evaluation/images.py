@@ -94,7 +94,8 @@ def evaluate_images(
 def match_classes(gallery: Gallery, config: Any, by_position: bool = False) -> list[int]:
     """The model's class for each class of a gallery."""
     known = [config.id2label[i] for i in range(config.num_labels)]
-    if by_position or gallery.numbered or gallery.names == known:
+    by_number = gallery.numbered and not set(gallery.names) <= set(known)
+    if by_position or by_number or gallery.names == known:
         if len(gallery.names) > len(known):
             raise BadRequestError(
                 f"the images have {len(gallery.names)} classes, and the model knows {len(known)}; give images of its "

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from ..errors import BadFileError
+from ..errors import BadFileError, BadRequestError
 from ..pattention import Pattention
 from ..pattention.module import set_submodule
 
@@ -86,6 +86,10 @@ class Adopted(QuantizationConfigMixin):
     def put_into(self, model: PreTrainedModel) -> None:
         """Replace the modules of a model as the record says; the new layers are empty."""
         base = model.base_model
+        if self.ballast == "single" and model.dtype == torch.float16:
+            raise BadRequestError(
+                "the model was adopted with ballast='single', whose large bias is beyond fp16; load it in bf16 or fp32"
+            )
         try:
             for name, entry in self.layers.items():
                 like = next(base.get_submodule(name).parameters())

@@ -1,6 +1,7 @@
 """What transformers needs to know of every TokenFormer: initialisation, saving, abilities."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ from ..pattention import Pattention, default_tau
 from .config import TokenFormerBaseConfig
 from .folder import auto_map, write_beside_weights
 from .layers import TokenFormerAttention, TokenFormerLayer
+
+# What save_pretrained takes for an upload, beside its own.
+HUB_OPTIONS = ("repo_id", "commit_message", "commit_description", "private", "token", "revision", "create_pr", "tags")
 
 
 class TokenFormerPreTrainedModel(PreTrainedModel):
@@ -43,9 +47,17 @@ class TokenFormerPreTrainedModel(PreTrainedModel):
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
         """Nothing: transformers would copy our files into a folder when it saves, and the loader is there for that."""
 
-    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+    def save_pretrained(
+        self, save_directory: str | os.PathLike, *args: Any, push_to_hub: bool = False, **kwargs: Any
+    ) -> None:
         """As transformers does, with a model card and a loader beside the weights."""
+        hub = {key: kwargs.pop(key) for key in HUB_OPTIONS if key in kwargs}
         self.config.auto_map = auto_map(self.config)
         super().save_pretrained(save_directory, *args, **kwargs)
         if kwargs.get("is_main_process", True):
-            write_beside_weights(self, save_directory)
+            self._write_beside(save_directory)
+        if push_to_hub:  # afterwards: transformers would upload its own files only
+            self.push_to_hub(hub.pop("repo_id", Path(save_directory).name), **hub)
+
+    def _write_beside(self, folder: str | os.PathLike) -> None:
+        write_beside_weights(self, folder)

@@ -15,7 +15,6 @@ import transformers
 from huggingface_hub import snapshot_download
 from transformers import (
     AutoConfig,
-    AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageClassification,
     PreTrainedModel,
@@ -158,7 +157,7 @@ def empty_host(config: Any) -> PreTrainedModel:
     """The model of a configuration as `read_own_model` makes it, adopted layers in place, on the meta device."""
     kind = _named_class(config)
     with torch.device("meta"):
-        model = kind.from_config(config) if kind is AutoModel else kind(config)
+        model = kind(config)
         record = record_of(config)
         if record is not None:
             record.put_into(model)
@@ -166,8 +165,14 @@ def empty_host(config: Any) -> PreTrainedModel:
 
 
 def _named_class(config: Any) -> Any:
-    ours = MODELS.get(type(config))
-    return ours or getattr(transformers, (config.architectures or [""])[0], AutoModel)
+    ours, (name, *_) = MODELS.get(type(config)), config.architectures or [""]
+    if ours is None and not hasattr(transformers, name):
+        # The model without its head would load, and nobody would miss it.
+        raise BadRequestError(
+            f"its config.json names {name or 'no class'} under architectures, which transformers has not; load the "
+            "model with your own code, and use adopt() or grow()"
+        )
+    return ours or getattr(transformers, name)
 
 
 def _check_whole(name: str | os.PathLike, info: dict[str, Any]) -> None:

@@ -108,11 +108,9 @@ class TokenFormerVisionPreTrainedModel(TokenFormerPreTrainedModel):
                     assert self.config.initializer_range is not None  # as for keys
                     init.normal_(parameter, std=self.config.initializer_range)
 
-    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
-        """As every TokenFormer does, with an image processor beside the weights."""
-        super().save_pretrained(save_directory, *args, **kwargs)
-        if kwargs.get("is_main_process", True):
-            write_image_processor(self.config, save_directory)
+    def _write_beside(self, folder: str | os.PathLike) -> None:
+        super()._write_beside(folder)
+        write_image_processor(self.config, folder)
 
 
 class TokenFormerVisionModel(TokenFormerVisionPreTrainedModel):

@@ -271,6 +271,8 @@ def _register_autocast(device: str) -> None:
         # As torch's own rule for products: fp64 stays what it is.
         wider = parameters[0].dtype == torch.float64
         dtype = torch.float64 if wider else torch.get_autocast_dtype(device)
+        if dtype == torch.float16 and parameters[2] is not None:
+            dtype = torch.float32  # a key bias may pass fp16's range: that of one token of ballast does
         cast = [parameter if parameter is None else parameter.to(dtype) for parameter in parameters]
         with torch._C._ExcludeDispatchKeyGuard(here):
             return torch.ops.tokenformer.pattention(x, *cast, tau, kind, form, keep, frozen)

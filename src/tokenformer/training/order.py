@@ -33,7 +33,7 @@ class OrderedBlocks(Dataset):
         """Which item of the dataset is sample `index` of the run."""
         epoch, position = divmod(index, len(self.blocks))
         if epoch != self._epoch:
-            self._order = np.random.default_rng((self.seed, epoch)).permutation(len(self.blocks))
+            self._order = np.random.default_rng((self.seed % 2**64, epoch)).permutation(len(self.blocks))
             self._epoch = epoch
         return int(self._order[position])
 

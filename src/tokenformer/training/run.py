@@ -68,7 +68,7 @@ def train(recipe: Recipe, console: Console | None = None) -> Path:
         )
         if passed_over(recipe) and processes.is_main_process:
             keys = ", ".join(f"model.{key}" for key in passed_over(recipe))
-            console.print(f"model.checkpoint decides the model; {keys} are passed over", soft_wrap=True)
+            console.print(f"model.checkpoint decides the model; {keys} are passed over", soft_wrap=True, markup=False)
         with setting.signals.listening():
             for number in range(1, len(ladder.stages) + 1):
                 ladder = _start_of_stage(setting, ladder, number)
@@ -94,7 +94,8 @@ def _start_of_stage(setting: Setting, ladder: Ladder, number: int) -> Ladder:
             assert stage.growth is not None
             kept = ladder.started_at(number, step).decay_start == step
             grow_checkpoint(source, folder / f"checkpoint-{step}", stage.growth, stage.adam, kept=kept)
-        _write_json(folder / "start.json", {"step": step, f"{ladder.unit}_per_step": ladder.units_per_step})
+        facts = {"step": step, f"{ladder.unit}_per_step": ladder.units_per_step, "data": setting.data.key}
+        _write_json(folder / "start.json", facts)
     setting.processes.wait_for_everyone()
     start = json.loads((folder / "start.json").read_text())
     per_step = start[f"{ladder.unit}_per_step"]
@@ -102,6 +103,11 @@ def _start_of_stage(setting: Setting, ladder: Ladder, number: int) -> Ladder:
         raise BadRequestError(
             f"{setting.folder} was started with {per_step:,} {ladder.unit} a step, and now it would be "
             f"{ladder.units_per_step:,}; set training.global_batch so that processes and accumulation give the same"
+        )
+    if start.get("data", setting.data.key) != setting.data.key:  # older runs did not note it
+        raise BadRequestError(
+            f"{setting.folder} was started with other data than the recipe's sources hold now; put it back, or begin a "
+            "new run in another training.output_dir"
         )
     ladder = ladder.started_at(number, start["step"])
     setting.metrics.ladder = ladder
@@ -135,7 +141,9 @@ def _first_checkpoint(setting: Setting, stage: Stage, target: Path) -> None:
             return
         if not same:
             setting.console.print(
-                f"{given} was trained for other outputs: its last layer starts afresh, and Adam too", soft_wrap=True
+                f"{given} was trained for other outputs: its last layer starts afresh, and Adam too",
+                soft_wrap=True,
+                markup=False,
             )
             return
         for name in (OPTIMIZER_FILE, *([AVERAGE_FILE] if setting.recipe.training["ema"] else [])):
@@ -148,7 +156,7 @@ def _verified(setting: Setting, number: int) -> Path:
     folder = stage_folder(setting.folder, number)
     good, problems = last_good(folder)
     for problem in problems:
-        setting.console.print(f"warning: {problem}; the checkpoint before it is used", soft_wrap=True)
+        setting.console.print(f"warning: {problem}; the checkpoint before it is used", soft_wrap=True, markup=False)
     if good is None:
         reason = f": {problems[0]}" if problems else ""
         raise BadFileError(f"{folder} has no good checkpoint{reason}; delete the folder to start the stage again")
@@ -220,6 +228,7 @@ def _finish_stage(setting: Setting, stage: Stage, trainer: LadderTrainer, folder
                 f"{setting.task.unit} so far that could not be read, whose places others took: {len(bad):,}; the "
                 f"first: {bad[0]}",
                 soft_wrap=True,
+                markup=False,
             )
         weights = "averaged" if trainer.average is not None else "last"
         _save_model(setting, checkpoint, folder / "model")

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import PrinterCallback, Trainer, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
 
 from ..errors import BadResultError, one_line
 from . import optimizer_state
@@ -64,6 +64,7 @@ class LadderTrainer(Trainer):
         args.save_only_model = True
         super().__init__(args=args, eval_dataset=ways.validation and ways.validation.samples, **more)
         args.save_only_model = False
+        set_seed(args.seed + args.process_index)  # each process drops other paths
         self.remove_callback(PrinterCallback)
         # Now that the model is on its device.
         self.average = WeightAverage(self.plain_model, ways.ema, checkpoint) if ways.ema is not None else None
@@ -143,7 +144,8 @@ class LadderTrainer(Trainer):
         if self.frozen is not None and grad_norm is None:
             self.frozen.clear_gradients()
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
-        if norm is not None:
+        # In fp16 an overflow is ordinary: the scaler passes over the step and lowers its scale.
+        if norm is not None and self.accelerator.scaler is None:
             self._check_finite("gradient norm", norm)
         return norm
 
