@@ -58,9 +58,12 @@ def test_the_tokenizer_comes_along_and_nothing_else(tmp_path):
     tokenizer = write_tokenizer(tmp_path / "small" / "tokenizer.json", 30)
     (tmp_path / "small" / "tokenizer_config.json").write_text("{}")
     (tmp_path / "small" / "optimizer.pt").write_text("large")
+    for name in ("chat_template.jinja", "spiece.model"):
+        (tmp_path / "small" / name).write_text("")
     assert run("grow", tmp_path / "small", tmp_path / "large", "--factor", 2).exit_code == 0
     names = {path.name for path in (tmp_path / "large").iterdir()}
     assert {"tokenizer.json", "tokenizer_config.json", "model.safetensors", "README.md"} <= names
+    assert {"chat_template.jinja", "spiece.model"} <= names
     assert "optimizer.pt" not in names
     assert (tmp_path / "large" / "tokenizer.json").read_bytes() == tokenizer.read_bytes()
 

@@ -17,7 +17,9 @@ from torch.utils.data import DataLoader
 from image_files import class_folder, encoded, idx_folder, picture, prepared, table, write_idx
 from tokenformer import BadFileError, BadRequestError
 from tokenformer.data import AugmentConfig, ImageConfig, prepare_images
+from tokenformer.data.image_config import CONSTANTS
 from tokenformer.data.image_data import decode
+from tokenformer.data.prepare_images import assign_parts
 
 
 def refused(error, message, *args, **settings):
@@ -289,6 +291,10 @@ class TestHoldingOut:
             rows.to_parquet(tmp_path / f"{name}.parquet")
         assert len({prepared(tmp_path, tmp_path / f"{name}.parquet").key for name in kinds}) == 4
 
+    def test_a_small_share_of_few_images_is_one(self):
+        part_of = assign_parts(np.arange(3, dtype=np.uint64), [0.99, 0.01], seed=0)
+        assert np.bincount(part_of).tolist() == [2, 1]
+
 
 class TestBadImages:
     def bad_table(self, tmp_path):
@@ -443,6 +449,14 @@ class TestRefusals:
     def test_a_missing_extra_is_named(self, tmp_path, monkeypatch, module, settings):
         monkeypatch.setitem(sys.modules, module, None)
         refused(BadRequestError, r'pip install -c constraints.txt -e "\.\[vision\]"', tmp_path, "digits", **settings)
+
+
+def test_the_usual_means_and_deviations():
+    """Of the training images' pixels in [0, 1], as those who work with these sets give them."""
+    assert CONSTANTS["cifar100"] == ([0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762])
+    assert CONSTANTS["cifar10"] == ([0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616])
+    assert CONSTANTS["imagenet"] == ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+    assert (CONSTANTS["mnist"], CONSTANTS["fashion_mnist"]) == (([0.1307], [0.3081]), ([0.2860], [0.3530]))
 
 
 def test_a_recipes_section_and_its_resolved_copy():

@@ -55,6 +55,20 @@ def test_every_stage_leaves_an_ordinary_classifier(ladder_run):
         assert model(pixels).logits.shape == (1, 10)
 
 
+def test_few_images_for_validation_are_of_all_classes_and_cores_are_shared(tmp_path, monkeypatch):
+    folder = class_folder(tmp_path / "photos", [f"class {i}" for i in range(10)], each=20)
+    section = {"images": str(folder), "validation_fraction": 0.5, "workers": None}
+    recipe = load_recipe(write_image_recipe(tmp_path, data=section))
+    data = prepare_images(recipe.data)
+    few = recipe.task.held_out(data, {"validation_images": 40})
+    assert len(few) == 40
+    assert len({few[i]["labels"] for i in range(40)}) == 10
+    data.workers = 8
+    assert recipe.task.arguments(data, {}) == {"dataloader_num_workers": 8}
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert recipe.task.arguments(data, {}) == {"dataloader_num_workers": 2}
+
+
 def test_one_class_is_refused_before_anything_is_written(tmp_path):
     folder = class_folder(tmp_path / "photos", ("cat",))
     with pytest.raises(BadRequestError, match="the images have one class, cat; a classifier needs at least two"):

@@ -19,6 +19,7 @@ from ..data.encode import available_cores
 from ..data.image_data import BadImageError, open_picture
 from ..data.image_sources import Gallery
 from ..errors import BadFileError, BadRequestError, did_you_mean
+from ..models.sample import evaluating
 
 TOP = 5
 
@@ -138,12 +139,8 @@ def _collate(samples: Sequence[tuple[int, Tensor | str]]) -> tuple[list[int], Te
 @torch.no_grad()
 def _right(model: PreTrainedModel, pixels: Tensor, targets: Tensor) -> Tensor:
     """[batch, 2]: whether the class is the first choice, and whether it is among the first five."""
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         logits = model(pixel_values=pixels.to(model.device, model.dtype)).logits.float().cpu()  # [batch, classes]
-    finally:
-        model.train(was_training)
     if not logits.isfinite().all():
         raise BadFileError("the logits are not finite; are the model's weights broken?")
     chosen = logits.topk(min(TOP, logits.shape[1])).indices == targets[:, None]

@@ -25,6 +25,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..errors import BadFileError, BadRequestError, did_you_mean, install, one_line
+from ..models.sample import evaluating
 from ..models.text import ByteTokenizer
 from .task_data import check_files, local_task
 
@@ -181,11 +182,9 @@ def _evaluate(
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.models.huggingface import HFLM
 
-    was_training = model.training  # HFLM ends that
-    harness_model = HFLM(
-        pretrained=model, tokenizer=_harness_tokenizer(tokenizer, model.config), batch_size=batch_size, backend="causal"
-    )
-    with _counted("Combined length of context") as truncated:
+    with evaluating(model), _counted("Combined length of context") as truncated:
+        harness_tokenizer = _harness_tokenizer(tokenizer, model.config)
+        harness_model = HFLM(pretrained=model, tokenizer=harness_tokenizer, batch_size=batch_size, backend="causal")
         try:
             results = simple_evaluate(
                 model=harness_model,
@@ -198,8 +197,6 @@ def _evaluate(
         except AssertionError as error:
             _refuse_long_answers(harness_model, manager.load(tasks)["tasks"], error)
             raise
-        finally:
-            model.train(was_training)
     # Accuracy hides it: the harness takes the first answer for the best if all of them are NaN.
     samples = results.pop("samples")
     if any(map(_is_nan, (answer for rows in samples.values() for row in rows for answer in row["filtered_resps"]))):

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from ..errors import BadFileError, BadRequestError
+from ..models.sample import evaluating
 from ..models.text import ByteTokenizer, as_text, encode
 
 # Beyond this a perplexity is no longer a finite number.
@@ -120,10 +121,8 @@ def _scored_bytes(tokenizer: Any, text: str | bytes, ids: list[int]) -> int:
 
 @torch.no_grad()
 def _total_nats(model: PreTrainedModel, ids: Tensor, all_windows: Iterator[Window], batch_size: int) -> float:
-    was_training = model.training
-    model.eval()
     nats = 0.0
-    try:
+    with evaluating(model):
         for batch in _batches(all_windows, batch_size):
             inputs = torch.stack([ids[window.start : window.end] for window in batch])  # [batch, length]
             logits = model(inputs.to(model.device), use_cache=False).logits
@@ -132,8 +131,6 @@ def _total_nats(model: PreTrainedModel, ids: Tensor, all_windows: Iterator[Windo
                 scored = row[window.scored_from - window.start :]  # [scored, vocabulary]
                 scored = scored.to(torch.promote_types(scored.dtype, torch.float32))
                 nats += F.cross_entropy(scored, targets, reduction="none").double().sum().item()
-    finally:
-        model.train(was_training)
     return nats
 
 

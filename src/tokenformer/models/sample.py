@@ -4,11 +4,12 @@ Enters: any model of transformers that takes ids or pixels. Leaves: inputs for i
 in float64. Used to see that two models compute the same.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import BadRequestError, BadResultError, one_line
@@ -45,20 +46,28 @@ def sample_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
     raise BadRequestError(f"{type(model).__name__} takes {name}; random inputs are made for input_ids and pixel_values")
 
 
-@torch.no_grad()
-def sample_output(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Tensor:
-    """The first thing that the model returns for `inputs` in evaluation mode: logits, or hidden states."""
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """A model in evaluation mode for a while; afterwards each of its modules is as it was."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        return model(**inputs, return_dict=True)[0].double()
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+@torch.no_grad()
+def sample_output(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Tensor:
+    """The first thing that the model returns for `inputs` in evaluation mode: logits, or hidden states."""
+    try:
+        with evaluating(model):
+            return model(**inputs, return_dict=True)[0].double()
     except Exception as error:  # whatever the host makes of inputs that it cannot take
         raise BadRequestError(
             f"{type(model).__name__} could not be called with {', '.join(inputs)}: {one_line(error)}"
         ) from error
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 def checked_difference(
