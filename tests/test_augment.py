@@ -162,7 +162,7 @@ class TestWithoutAugmentation:
     def test_validation_has_no_randomness_and_hard_labels_whatever_is_asked(self, tmp_path):
         folder = class_folder(tmp_path / "c")
         plain = prepared(tmp_path, folder)
-        wild = prepared(tmp_path, folder, validation=folder, augment=EVERYTHING)
+        wild = prepared(tmp_path, folder, validation=class_folder(tmp_path / "again"), augment=EVERYTHING)
         theirs = wild.collate([wild.validation[i] for i in range(3)])
         ours = plain.collate([plain.train[i] for i in range(3)])
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)

@@ -173,7 +173,7 @@ def test_images_that_cannot_be_read_are_counted_at_the_end_of_a_stage(tmp_path):
     (folder / "dog" / "3.png").write_bytes(encoded(picture(9))[:60])
     recipe = write_image_recipe(
         tmp_path,
-        data={"images": str(folder), "channels": 3, "workers": 0},
+        data={"images": str(folder), "channels": 3, "workers": 0, "validation_fraction": 0.5},
         growth={"stages": [{"steps": 4}]},
     )
     console = Console(file=io.StringIO(), width=300)

@@ -270,12 +270,13 @@ def _register_autocast(device: str) -> None:
         *parameters, tau, kind, form, keep, frozen = rest
         # As torch's own rule for products: fp64 stays what it is.
         wider = parameters[0].dtype == torch.float64
-        dtype = torch.float64 if wider else torch.get_autocast_dtype(device)
+        dtype = within = torch.float64 if wider else torch.get_autocast_dtype(device)
         if dtype == torch.float16 and parameters[2] is not None:
-            dtype = torch.float32  # a key bias may pass fp16's range: that of one token of ballast does
-        cast = [parameter if parameter is None else parameter.to(dtype) for parameter in parameters]
+            within = torch.float32  # a key bias may pass fp16's range: that of one token of ballast does
+        cast = [parameter if parameter is None else parameter.to(within) for parameter in parameters]
         with torch._C._ExcludeDispatchKeyGuard(here):
-            return torch.ops.tokenformer.pattention(x, *cast, tau, kind, form, keep, frozen)
+            out, kept, stats = torch.ops.tokenformer.pattention(x, *cast, tau, kind, form, keep, frozen)
+            return out.to(dtype), kept, stats
 
     def backward(*arguments: Any) -> tuple[Tensor, ...]:
         with torch._C._ExcludeDispatchKeyGuard(here):
