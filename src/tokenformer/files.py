@@ -24,17 +24,17 @@ def existing_file(path: str | os.PathLike) -> Path:
 def check_new(*targets: Path) -> None:
     """Refuse a target where something is already, other than an empty folder, or where nothing can be written."""
     for target in targets:
+        if os.path.lexists(target):
+            if not target.is_dir() or any(target.iterdir()):
+                raise BadRequestError(f"{target} is there already and would be overwritten; give a new name")
+            if target.is_mount() or target.resolve() == Path.cwd():
+                raise BadRequestError(
+                    f"{target} is the working directory or a mount point and cannot be replaced; name a new folder "
+                    "in it"
+                )
         parent = next(parent for parent in target.absolute().parents if os.path.lexists(parent))
         if not parent.is_dir() or not os.access(parent, os.W_OK):
             raise BadRequestError(f"{target} cannot be written: {parent} is no folder to write to; give another place")
-        if not os.path.lexists(target):
-            continue
-        if not target.is_dir() or any(target.iterdir()):
-            raise BadRequestError(f"{target} is there already and would be overwritten; give a new name")
-        if target.is_mount() or target.resolve() == Path.cwd():
-            raise BadRequestError(
-                f"{target} is the working directory or a mount point and cannot be replaced; name a new folder in it"
-            )
 
 
 @contextmanager

@@ -45,17 +45,21 @@ def watch(model: PreTrainedModel, base: nn.Module, sites: list[Site], inputs: Ma
 
         return hook
 
+    def call(some: Mapping[str, Any]) -> None:
+        seen.outputs.append(sample_output(model, some))
+        seen.inputs.append(some)
+
     hooks = [base.get_submodule(name).register_forward_hook(note(name)) for name in names]
     try:
         try:
-            seen.inputs, seen.outputs = [random := sample_inputs(model)], [sample_output(model, random)]
+            call(sample_inputs(model))
         except BadRequestError:
             if given is None:
                 raise
-            seen.inputs, seen.entered, seen.left = [], {}, {}
+            seen.entered.clear()
+            seen.left.clear()
         if given is not None:
-            seen.inputs.append(given)
-            seen.outputs.append(sample_output(model, given))
+            call(given)
     finally:
         for hook in hooks:
             hook.remove()

@@ -176,8 +176,7 @@ def _some(names: list[str]) -> str:
 def _find(name: str, config: ImageConfig, part: str) -> Iterator[Source]:
     path = Path(name).expanduser()
     split = config.hub_split if part == "train" else config.hub_validation_split
-    whole = path.is_file() or name == "digits" or (path.is_dir() and not _has_parts(path))
-    if part == "validation" and whole and name in as_list(config.images or []):
+    if part == "validation" and name in as_list(config.images or []) and _is_one_part(name, path):
         raise BadRequestError(
             f"{name} is given for training and for validation; leave validation out, and validation_fraction holds out "
             "some of it"
@@ -191,7 +190,7 @@ def _find(name: str, config: ImageConfig, part: str) -> Iterator[Source]:
     elif path.is_dir() and is_saved_dataset(path):
         yield _dataset(str(path), config, split, saved=True)
     elif path.is_dir():
-        yield _idx_folder(path, part) if any(path.glob(f"*{IDX_IMAGES}*")) else _class_folder(path)
+        yield _idx_folder(path, part) if _has_idx(path) else _class_folder(path)
     elif path.exists():
         yield _file(path, config)
     elif glob.has_magic(name):
@@ -207,9 +206,13 @@ def _find(name: str, config: ImageConfig, part: str) -> Iterator[Source]:
         )
 
 
-def _has_parts(folder: Path) -> bool:
-    """Whether training and validation are different files in it."""
-    return is_saved_dataset(folder) or any(folder.glob(f"*{IDX_IMAGES}*"))
+def _is_one_part(name: str, path: Path) -> bool:
+    """Whether training and validation would be the same images of it."""
+    return name == "digits" or path.is_file() or (path.is_dir() and not (is_saved_dataset(path) or _has_idx(path)))
+
+
+def _has_idx(folder: Path) -> bool:
+    return any(folder.glob(f"*{IDX_IMAGES}*"))
 
 
 def _file(path: Path, config: ImageConfig) -> Source:

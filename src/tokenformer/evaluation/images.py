@@ -58,8 +58,9 @@ def evaluate_images(
     """Classify all pictures of a gallery.
 
     `processor` is the model's own, by AutoImageProcessor. The classes are the model's of the same names or, if the
-    gallery has numbers only, or `by_position`, of the same numbers. `workers` processes decode; all cores if None. A
-    picture that cannot be decoded is told to `say` and left out; with `strict` it is an error.
+    gallery has numbers only, which are no names to the model, or `by_position`, of the same numbers. `workers`
+    processes decode; all cores if None. A picture that cannot be decoded is told to `say` and left out; with `strict`
+    it is an error.
     """
     if batch_size < 1:
         raise BadRequestError(f"batch size {batch_size} was given; at least 1 is needed")
@@ -68,15 +69,16 @@ def evaluate_images(
     cores = available_cores() if workers is None else workers
     loader = DataLoader(pictures, batch_size, collate_fn=_collate, num_workers=min(cores, len(pictures) // batch_size))
     seen, ranked, bad = [], [], []
-    for rows, pixels, problems in loader:
-        for problem in problems:
-            if strict:
-                raise BadImageError(f"{problem}; mend or remove it, or leave out --strict")
-            say(problem)
-        bad += problems
-        if rows:
-            seen += rows
-            ranked.append(_right(model, pixels, targets[rows]))
+    with evaluating(model):
+        for rows, pixels, problems in loader:
+            for problem in problems:
+                if strict:
+                    raise BadImageError(f"{problem}; mend or remove it, or leave out --strict")
+                say(problem)
+            bad += problems
+            if rows:
+                seen += rows
+                ranked.append(_right(model, pixels, targets[rows]))
     if not seen:
         raise BadFileError(f"none of {len(gallery):,} images can be decoded: {bad[0]}")
     right = torch.cat(ranked)  # [images, 2]
@@ -139,8 +141,7 @@ def _collate(samples: Sequence[tuple[int, Tensor | str]]) -> tuple[list[int], Te
 @torch.no_grad()
 def _right(model: PreTrainedModel, pixels: Tensor, targets: Tensor) -> Tensor:
     """[batch, 2]: whether the class is the first choice, and whether it is among the first five."""
-    with evaluating(model):
-        logits = model(pixel_values=pixels.to(model.device, model.dtype)).logits.float().cpu()  # [batch, classes]
+    logits = model(pixel_values=pixels.to(model.device, model.dtype)).logits.float().cpu()  # [batch, classes]
     if not logits.isfinite().all():
         raise BadFileError("the logits are not finite; are the model's weights broken?")
     chosen = logits.topk(min(TOP, logits.shape[1])).indices == targets[:, None]

@@ -76,9 +76,9 @@ class ImageTask(Task):
             ours, theirs = getattr(config, field), getattr(self.section, key)
             if ours != theirs:
                 raise BadRequestError(f"data.{key} is {theirs}; the model takes {ours} (model.{field})")
-        if data is not None and len(data.id2label) < 2:
-            raise BadRequestError(f"the images have one class, {data.id2label[0]}; a classifier needs at least two")
         if data is not None:  # also where a checkpoint was trained on other classes
+            if len(data.id2label) < 2:
+                raise BadRequestError(f"the images have one class, {data.id2label[0]}; a classifier needs at least two")
             for field, value in _classes(list(data.id2label.values())).items():
                 setattr(config, field, value)
         # Or else the mixed labels, which are not whole numbers, would be taken for many labels an image.

@@ -42,14 +42,14 @@ SAID = {int: "a whole number", float: "a number", bool: "true or false", str: "t
 
 def said(hint: Any) -> str:
     """How an error names a type. That a key may be left out goes without saying."""
-    if isinstance(hint, UnionType) or get_origin(hint) is Union:
+    if _is_union(hint):
         return " or ".join(dict.fromkeys(said(choice) for choice in get_args(hint) if choice is not type(None)))
     return SAID.get(get_origin(hint) or hint, "a list of keys and values")
 
 
 def fits(value: Any, hint: Any) -> bool:
     """Whether a value read from YAML is of a type. A whole number will do for a float."""
-    if isinstance(hint, UnionType) or get_origin(hint) is Union:
+    if _is_union(hint):
         return any(fits(value, choice) for choice in get_args(hint))
     if get_origin(hint) is list:
         return isinstance(value, list) and all(fits(item, get_args(hint)[0]) for item in value)
@@ -61,6 +61,10 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool)
     # Types that YAML has not, such as enumerations, are left to whoever takes them.
     return isinstance(value, hint) if hint in (str, bool, dict, list, type(None)) else True
+
+
+def _is_union(hint: Any) -> bool:
+    return isinstance(hint, UnionType) or get_origin(hint) is Union
 
 
 class Loader(yaml.SafeLoader):
