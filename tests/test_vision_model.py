@@ -442,6 +442,8 @@ def test_what_goes_to_the_hub_is_whole(tmp_path, monkeypatch):
     api = SimpleNamespace(create_repo=lambda name, **more: SimpleNamespace(repo_id=name))
     monkeypatch.setattr("transformers.utils.hub.hf_api", lambda: api)
     monkeypatch.setattr(TokenFormerForImageClassification, "_upload_modified_files", upload)
-    make_tiny_vision().save_pretrained(tmp_path / "model", push_to_hub=True, repo_id="me/mine", private=True)
+    where = {"push_to_hub": True, "repo_id": "me/mine", "private": True}
+    make_tiny_vision().save_pretrained(tmp_path / "model", max_shard_size="100KB", **where)
+    assert (tmp_path / "model/model.safetensors.index.json").is_file()
     assert uploaded["me/mine"] == {path.name for path in (tmp_path / "model").iterdir()}
     assert {"load_tokenformer.py", "preprocessor_config.json", "README.md"} <= uploaded["me/mine"]

@@ -57,6 +57,8 @@ class TokenFormerPreTrainedModel(PreTrainedModel):
         if kwargs.get("is_main_process", True):
             self._write_beside(save_directory)
         if push_to_hub:  # afterwards: transformers would upload its own files only
+            if "max_shard_size" in kwargs:
+                hub["max_shard_size"] = kwargs["max_shard_size"]
             self.push_to_hub(hub.pop("repo_id", Path(save_directory).name), **hub)
 
     def _write_beside(self, folder: str | os.PathLike) -> None:
