@@ -26,7 +26,7 @@ from lab.pool import train_all
 from lab.results import accuracy, compute, final, flops, lines, non_embedding, parameters, rise_at_growth, shape_at
 from lab.spec import Growth, NeoX, Run, TokenFormer, TokenViT, ViT
 from lab.tables import pages, with_tables
-from lab.train import Training, finished_model, folder_of, segment_facts, segment_from, task_of
+from lab.train import Training, finished_model, folder_of, task_of
 
 from tokenformer import cost
 from tokenformer.training.ladder import build_ladder
@@ -99,12 +99,6 @@ def test_runs_share_their_past_and_nothing_else():
     assert not {segment.name for segment in other.segments()[2:]} & {ends[8], ends[10]}
 
 
-def test_a_segment_survives_json():
-    peer, vit = replace(SHORT, model=NeoX(24, replaced=("mlp",))), replace(PICTURES, model=ViT(24))
-    for segment in [run.segments()[-1] for run in (GROWN, peer, ADOPTED, PICTURES, vit)]:
-        assert segment_from(json.loads(json.dumps(segment_facts(segment)))) == segment
-
-
 @pytest.fixture
 def cifar10(tmp_path, monkeypatch):
     """A few pictures in the form of CIFAR-10."""
@@ -173,22 +167,21 @@ def test_a_killed_segment_goes_on_bit_by_bit(run, monkeypatch, tmp_path):
         assert all(torch.equal(after["model"][name], tensor) for name, tensor in before["model"].items())
 
 
-def test_the_pool_trains_every_segment_once(tmp_path, monkeypatch, capsys):
-    started = []
-
-    def start(segment):
-        started.append(segment.name)
-        folder_of(segment).mkdir(parents=True, exist_ok=True)
-        Training(segment).finish()
-        return type("Done", (), {"poll": lambda self: 0, "returncode": 0, "terminate": lambda self: None})()
-
-    monkeypatch.setattr("lab.pool._start", start)
+def test_the_pool_trains_every_segment_once(monkeypatch, capfd):
     monkeypatch.setattr("lab.pool.time.sleep", lambda _: None)
     train_all(lambda: [GROWN, replace(GROWN, steps=12)])
+    started = [line.split()[2] for line in capfd.readouterr().out.splitlines() if " start " in line]
     assert len(started) == len(set(started)) == 6
     assert final(GROWN) is not None
     assert final(GROWN, "test") is not None
     assert final(replace(GROWN, seed=1)) is None
+
+
+def test_a_segment_that_fails_has_its_reason_in_the_log(monkeypatch):
+    monkeypatch.setattr(lab.train, "build", lambda *_: 1 / 0)
+    with pytest.raises(SystemExit, match="1 segments failed; their log.txt in .* says why"):
+        train_all(lambda: [SHORT])
+    assert "ZeroDivisionError" in (folder_of(SHORT.segments()[0]) / "log.txt").read_text()
 
 
 @pytest.mark.parametrize("method", ["zero", "split"])

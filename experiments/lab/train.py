@@ -3,8 +3,6 @@
 Enters: a segment, and the state at the end of the one before it. Leaves, in runs/lab/NAME: state.pt and result.json
 with every measurement; on the way part.pt, written anew every minute or so, from which a killed segment goes on.
 
-    python -m lab.train SEGMENT.json        (the pool does this)
-
 Not transformers' Trainer: here runs share segments, and their models are ours, transformers' and mixtures of both. The
 learning itself is the same: AdamW, gradients clipped to 1, the same rates as the ladder of `tokenformer train`.
 """
@@ -12,7 +10,6 @@ learning itself is the same: AdamW, gradients clipped to 1, the same rates as th
 import json
 import math
 import os
-import sys
 import time
 from dataclasses import asdict
 from functools import cache
@@ -29,7 +26,7 @@ from tokenformer.training.frozen import FrozenRows
 from .data import TextTask
 from .images import ImageTask
 from .models import adamw, build, grow_both, set_tau, tau_targets
-from .spec import Growth, NeoX, Run, Segment, TokenFormer, TokenViT, ViT
+from .spec import Growth, Run, Segment, TokenViT, ViT
 
 STORE = Path(os.environ.get("LAB", Path(__file__).parents[2] / "runs" / "lab"))
 LOG_STEPS, VALIDATION_STEPS, SAVE_STEPS = 50, 100, 100
@@ -213,27 +210,3 @@ def gradient_norms(model: nn.Module) -> dict[str, float]:
     """The norm of every parameter's gradient."""
     named = model.named_parameters()
     return {name: float(f"{p.grad.norm().item():.4g}") for name, p in named if p.grad is not None}
-
-
-def segment_from(facts: dict[str, Any]) -> Segment:
-    """A segment from JSON."""
-    run = {key: _tuples(value) for key, value in facts["run"].items()}
-    kinds = {kind.__name__: kind for kind in (TokenFormer, NeoX, TokenViT, ViT)}
-    model = {key: _tuples(value) for key, value in run.pop("model").items()}
-    growths = tuple(Growth(**{key: _tuples(value) for key, value in growth.items()}) for growth in run.pop("growths"))
-    return Segment(Run(model=kinds[facts["kind"]](**model), growths=growths, **run), facts["start"], facts["end"])
-
-
-def segment_facts(segment: Segment) -> dict[str, Any]:
-    """The inverse of `segment_from`."""
-    kind = type(segment.run.model).__name__
-    return {"kind": kind, "run": asdict(segment.run), "start": segment.start, "end": segment.end}
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    Training(segment_from(json.loads(Path(sys.argv[1]).read_text()))).finish()

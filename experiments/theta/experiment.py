@@ -2,9 +2,8 @@
 
     make experiment NAME=theta
 
-Every kind tries the same rates at the smaller size; the best is then trained at both sizes with three seeds. The
-gradient norm of every parameter is noted every 100 steps. LayerNorm with weight and bias is tried at the rate of the
-paper's.
+Every kind tries the same rates at both sizes; the best is then trained with three seeds. The gradient norm of every
+parameter is noted every 100 steps. LayerNorm with weight and bias is tried at the rate of the paper's.
 """
 
 from dataclasses import replace
@@ -23,17 +22,16 @@ KINDS = ("l2_gelu", "gelu_l2", "softmax")
 PARAMETRIC = "l2_gelu, parametric LayerNorm"
 
 
-def sweep(kind: str) -> list[Run]:
-    """Every rate at the smaller size, with the first seed."""
-    return at_rates(lambda rate: Run(token_former(SIZES[0], kind=kind), rate, PROBE), RATES[TokenFormer])
+def sweep(tokens: int, kind: str) -> list[Run]:
+    """Every rate, with the first seed."""
+    return at_rates(lambda rate: Run(token_former(tokens, kind=kind), rate, PROBE), RATES[TokenFormer])
 
 
 def seeded(tokens: int, name: str) -> list[Run]:
     """Every seed at the best rate; empty as long as it is not known."""
-    chosen = best(sweep("l2_gelu" if name == PARAMETRIC else name))
+    chosen = best(sweep(tokens, "l2_gelu" if name == PARAMETRIC else name))
     if chosen is None:
         return []
-    chosen = replace(chosen, model=replace(chosen.model, tokens=tokens))
     if name == PARAMETRIC:
         chosen = replace(chosen, model=replace(chosen.model, changes=(("parametric_norm", True),)))
     return [replace(chosen, seed=seed) for seed in SEEDS]
@@ -41,7 +39,7 @@ def seeded(tokens: int, name: str) -> list[Run]:
 
 def plan() -> list[Run]:
     """The sweeps, then the seeds."""
-    runs = [run for kind in KINDS for run in sweep(kind)]
+    runs = [run for tokens in SIZES for kind in KINDS for run in sweep(tokens, kind)]
     return runs + [run for tokens in SIZES for name in (*KINDS, PARAMETRIC) for run in seeded(tokens, name)]
 
 
