@@ -179,7 +179,7 @@ def test_the_pool_trains_every_segment_once(monkeypatch, capfd):
 
 def test_a_segment_that_fails_has_its_reason_in_the_log(monkeypatch):
     monkeypatch.setattr(lab.train, "build", lambda *_: 1 / 0)
-    with pytest.raises(SystemExit, match="1 segments failed; their log.txt in .* says why"):
+    with pytest.raises(SystemExit, match=r"1 segments failed; their log\.txt in .* says why"):
         train_all(lambda: [SHORT])
     assert "ZeroDivisionError" in (folder_of(SHORT.segments()[0]) / "log.txt").read_text()
 

@@ -4,6 +4,7 @@ CIFAR-10, 4 layers of width 96, 3 heads, patches of 4 pixels, 64 images a step. 
 FFN) a TokenFormer has as many parameters as a ViT of its width.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from .models import equal_vit
@@ -29,8 +30,9 @@ def vit() -> ViT:
 
 
 def scratch(model: TokenViT | ViT, lr: float, seed: int = 0, steps: int = STEPS) -> Run:
-    """Training from random weights."""
-    return Run(model, lr, steps, seed, text="cifar10", batch=BATCH)
+    """Training from random weights; a run of more than an epoch begins as the one that tries its rate."""
+    probe = Run(model, lr, EPOCH, seed, text="cifar10", batch=BATCH)
+    return probe if steps == EPOCH else replace(probe, steps=steps, marks=(probe.decay_start,))
 
 
 def sweep(model: TokenViT | ViT) -> list[Run]:

@@ -13,33 +13,29 @@ from typing import Any
 from lab.figures import colour, draw, legend
 from lab.results import finished, flops, losses, non_embedding, rise_at_growth, write_results
 from lab.sizes import SEEDS, SIZES, models, neox, rate_of, sweep, token_former
-from lab.spec import Growth, Run
+from lab.spec import Growth, NeoX, Run, TokenFormer
 from lab.tables import change, markdown, with_spread
 
 HERE = Path(__file__).parent
 BASE, BUDGETS = 1200, (250, 500, 1000)
 SMALL = {"tokenformer": token_former(31), "gpt_neox": neox(72)}
-WAYS = {
-    "TokenFormer, rotate": ("tokenformer", "rotate", SEEDS),
-    "TokenFormer, random": ("tokenformer", "random", SEEDS[:1]),
-    "Transformer, Net2Net": ("gpt_neox", "net2net", SEEDS),
-}
+WAYS = {"TokenFormer, rotate": ("tokenformer", "rotate"), "Transformer, Net2Net": ("gpt_neox", "net2net")}
 
 
 def runs(way: str) -> dict[int, list[Run]]:
     """For every budget the runs with all seeds; empty as long as the best rate is not known."""
-    kind, method, seeds = WAYS[way]
+    kind, method = WAYS[way]
     nearest = dict(zip(SMALL, models(SIZES[0]), strict=True))[kind]
     rate = rate_of(nearest)
-    if rate is None:
-        return {}
+    return {} if rate is None else {b: [grown(SMALL[kind], method, rate, b, s) for s in SEEDS] for b in BUDGETS}
+
+
+def grown(model: TokenFormer | NeoX, method: str, rate: float, budget: int, seed: int) -> Run:
+    """A branch of the run with the largest budget: cut where the smaller ones start to decay."""
+    decays = [BASE + b * 4 // 5 for b in BUDGETS if b <= budget]
+    end = BASE + budget
     growth = (Growth(BASE, 4, method),)
-    return {
-        budget: [
-            Run(SMALL[kind], rate, BASE + budget, seed, growth, decay=budget / 5 / (BASE + budget)) for seed in seeds
-        ]
-        for budget in BUDGETS
-    }
+    return Run(model, rate, end, seed, growth, decay=1 - decays[-1] / end, marks=tuple(decays[:-1]))
 
 
 def plan() -> list[Run]:

@@ -6,6 +6,7 @@ The small model trains at a constant rate; a branch decays and is the small mode
 decays: that is the large one. Compute is that of trunk and branches.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from lab.figures import colour, draw, legend
 from lab.results import accuracy, compute, curve, finished, flops, image_scores, write_results
 from lab.spec import Growth, Run
 from lab.tables import IMAGE_HEADER, image_cells, markdown
-from lab.vision import BATCH, SEEDS, STEPS, TOKENS, rate_of, scratch, seeded, sweep, token_vit
+from lab.vision import SEEDS, STEPS, TOKENS, rate_of, scratch, seeded, sweep, token_vit
 
 HERE = Path(__file__).parent
 SMALL, LARGE = token_vit(TOKENS // 2), token_vit()
@@ -25,8 +26,7 @@ METHODS = {"rotate": SEEDS, "split": SEEDS[:1], "zero": SEEDS[:1], "random": SEE
 def grown(method: str, lr: float, seed: int) -> Run:
     """The branch that ends with the large model."""
     steps = BASE + MORE
-    growth = (Growth(BASE, 2, method),)
-    return Run(SMALL, lr, steps, seed, growth, "cifar10", decay=0.2 * STEPS / steps, batch=BATCH)
+    return replace(scratch(SMALL, lr, seed), steps=steps, growths=(Growth(BASE, 2, method),), decay=0.2 * STEPS / steps)
 
 
 def ladders() -> dict[str, list[Run]]:
