@@ -35,6 +35,13 @@ def test_biases_are_there_if_asked_for_and_start_at_zero():
     assert torch.equal(layer(x), expected)
 
 
+def test_keys_at_birth_have_rows_of_unit_length():
+    layer = Pattention(400, 4, 300)
+    assert layer.key_tokens.norm(dim=1).mean().item() == pytest.approx(1, rel=0.01)
+    layer.reset_parameters(key_std=0.02)
+    assert layer.key_tokens.std().item() == pytest.approx(0.02, rel=0.02)
+
+
 @pytest.mark.parametrize(("kind", "tau"), [("l2_gelu", math.sqrt(12)), ("gelu_l2", math.sqrt(12)), ("softmax", 12)])
 def test_tau_at_birth(kind, tau):
     assert Pattention(4, 4, 12, kind=kind).tau.item() == pytest.approx(tau, rel=1e-6)

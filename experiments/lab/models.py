@@ -73,7 +73,7 @@ def build(shape: Shape, context: int = 256) -> Any:
         return ViTForImageClassification(config)
     if isinstance(shape, NeoX):
         model = GPTNeoXForCausalLM(config)
-        replace_parts(model, shape.replaced)
+        replace_parts(model, shape.replaced, shape.keys)
         return model
     model = (TokenFormerForImageClassification if isinstance(shape, TokenViT) else TokenFormerForCausalLM)(config)
     for _, layer in pattention_layers(model):
@@ -108,7 +108,7 @@ class SeparateProjections(nn.Module):
         return torch.cat(parts, dim=-1).flatten(-2)
 
 
-def replace_parts(model: GPTNeoXForCausalLM, parts: tuple[str, ...]) -> None:
+def replace_parts(model: GPTNeoXForCausalLM, parts: tuple[str, ...], key_std: float) -> None:
     """Put Pattentions of as many parameters where a GPT-NeoX has query, key, value or dense; one for the whole MLP."""
     config = model.config
     for layer in model.gpt_neox.layers:
@@ -124,6 +124,8 @@ def replace_parts(model: GPTNeoXForCausalLM, parts: tuple[str, ...]) -> None:
     linears = [f"gpt_neox.layers.*.attention.{places[part]}" for part in parts if part in places]
     if linears:
         replace_linears(model, linears)
+    for _, layer in pattention_layers(model):
+        layer.key_tokens.data *= key_std * layer.d_in**0.5
 
 
 def equal_neox(shape: TokenFormer) -> NeoX:

@@ -38,6 +38,7 @@ class NeoX:
     ffn: int | None = None  # None: four times the width
     init: float = 0.02  # standard deviation of new weights
     replaced: tuple[str, ...] = ()  # of query, key, value, dense (the output projection) and mlp
+    keys: float = 0.02  # standard deviation of new keys of what is replaced
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,14 @@
 
 A GPT-NeoX of 0.3M parameters. Each Pattention has as many parameters as the linear had; one stands for the whole FFN,
 as in the paper. The Transformer, and the model with all replaced, try three rates each; one replaced layer takes the
-Transformer's. Three seeds.
+Transformer's. Three seeds. New keys are N(0, 0.02), the paper's, or N(0, 1/√width), as all weights of the Transformer.
 """
 
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lab.figures import colour, draw
+from lab.figures import colour, draw, legend
 from lab.results import best, finished, losses, write_results
 from lab.sizes import PROBE, RATES, SEEDS, at_rates, models
 from lab.spec import NeoX, Run
@@ -20,25 +20,36 @@ from lab.tables import markdown, with_spread
 HERE = Path(__file__).parent
 _, TRANSFORMER = models(32)
 PARTS = ("query", "key", "value", "dense", "mlp")
+WIDE = {"keys": TRANSFORMER.width**-0.5}
+MODELS = {
+    "none": TRANSFORMER,
+    **{part: replace(TRANSFORMER, replaced=(part,)) for part in PARTS},
+    "all": replace(TRANSFORMER, replaced=PARTS),
+    **{f"{part}, wide keys": replace(TRANSFORMER, replaced=(part,), **WIDE) for part in PARTS},
+    "all, wide keys": replace(TRANSFORMER, replaced=PARTS, **WIDE),
+}
+TRIED = ("none", "all", "all, wide keys")
 
 
-def sweep(parts: tuple[str, ...]) -> list[Run]:
+def sweep(model: NeoX) -> list[Run]:
     """Every rate, with the first seed."""
-    return at_rates(lambda rate: Run(replace(TRANSFORMER, replaced=parts), rate, PROBE), RATES[NeoX])
+    return at_rates(lambda rate: Run(model, rate, PROBE), RATES[NeoX])
 
 
 def variants() -> dict[str, list[Run]]:
     """For every variant its runs with all seeds, as far as the rates are known."""
-    plain, everything = best(sweep(())), best(sweep(PARTS))
-    chosen = {"none": plain, "all": everything}
-    if plain is not None:
-        chosen |= {part: replace(plain, model=replace(TRANSFORMER, replaced=(part,))) for part in PARTS}
-    return {name: [replace(run, seed=seed) for seed in SEEDS] for name, run in chosen.items() if run is not None}
+    chosen = {name: best(sweep(MODELS[name if name in TRIED else "none"])) for name in MODELS}
+    return {
+        name: [replace(run, model=MODELS[name], seed=seed) for seed in SEEDS]
+        for name, run in chosen.items()
+        if run is not None
+    }
 
 
 def plan() -> list[Run]:
     """The sweeps, then the seeds."""
-    return [*sweep(()), *sweep(PARTS), *(run for runs in variants().values() for run in runs)]
+    rates = [run for name in TRIED for run in sweep(MODELS[name])]
+    return rates + [run for runs in variants().values() for run in runs]
 
 
 def report() -> None:
@@ -53,13 +64,14 @@ def report() -> None:
 
 def _losses(findings: dict[str, Any]) -> Any:
     def panel(axes: Any) -> None:
-        names = [name for name in ("none", *PARTS, "all") if name in findings]
-        for i, name in enumerate(names):
-            values = findings[name]["validation"]["values"]
-            axes.plot([i] * len(values), values, "o", color=colour(0), alpha=0.5)
-            axes.plot([i - 0.2, i + 0.2], [findings[name]["validation"]["mean"]] * 2, color=colour(1))
+        names = ["none", *PARTS, "all"]
+        for hue, suffix, label in ((0, "", "keys N(0, 0.02)"), (1, ", wide keys", "keys N(0, 1/√width)")):
+            found = {i: findings.get(name + suffix) for i, name in enumerate(names)}
+            points = [(i + 0.2 * hue, value) for i, f in found.items() if f for value in f["validation"]["values"]]
+            axes.plot(*zip(*points, strict=True), "o", color=colour(hue), alpha=0.6, label=label)
         axes.set(xticks=range(len(names)), ylabel="validation loss, nats a byte")
         axes.set_xticklabels(names)
+        legend(axes)
 
     return panel
 

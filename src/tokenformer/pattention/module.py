@@ -75,9 +75,9 @@ class Pattention(WideBuffers):
     def num_tokens(self) -> int:
         return self.key_tokens.shape[0]
 
-    def reset_parameters(self, key_std: float = 0.02, value_std: float | None = None) -> None:
-        """Draw new tokens. By default values are N(0, 1/n), which gives outputs a variance near 0.4."""
-        nn.init.normal_(self.key_tokens, std=key_std)
+    def reset_parameters(self, key_std: float | None = None, value_std: float | None = None) -> None:
+        """Draw new tokens. By default values have variance 1/n, which gives outputs one near 0.4, and keys 1/d_in."""
+        nn.init.normal_(self.key_tokens, std=self.d_in**-0.5 if key_std is None else key_std)
         nn.init.normal_(self.value_tokens, std=self.num_tokens**-0.5 if value_std is None else value_std)
         for bias in (self.key_bias, self.bias):
             if bias is not None:

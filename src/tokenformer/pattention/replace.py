@@ -7,6 +7,7 @@ The new layers start untrained, with outputs at the scale of the linear's, and h
 it. `tokenformer.adopt` puts layers in place that compute what the linears did.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 
@@ -15,8 +16,16 @@ from torch import nn
 from ..errors import BadRequestError, did_you_mean
 from .module import Pattention, set_submodule
 
-# The mean square of a token's weight at birth: E[GeLU(z)²] for z ~ N(0, 1), or 1 where the norm comes last.
-WEIGHT_POWER = {"l2_gelu": 0.425, "l2_gelu_tanh": 0.425, "l2_silu": 0.356, "l2_relu": 0.5, "gelu_l2": 1, "softmax": 1}
+# The mean square of a token's weight at birth, for scores z ~ N(0, 1): E[GeLU(z)²], 1 where the L2 norm comes last, and
+# E[exp(2z)] / E[exp(z)]², which is e, for softmax.
+WEIGHT_POWER = {
+    "l2_gelu": 0.425,
+    "l2_gelu_tanh": 0.425,
+    "l2_silu": 0.356,
+    "l2_relu": 0.5,
+    "gelu_l2": 1,
+    "softmax": math.e,
+}
 
 Predicate = Callable[[str, nn.Linear], bool]
 
