@@ -34,7 +34,7 @@ def changed(**changes: Any) -> TokenFormer:
 TRIALS: dict[str, Run] = {
     **{
         f"keys and embedding N(0, 0.02), the paper's, rate {rate:g}": scratch(PAPER, rate)
-        for rate in (1e-3, 2e-3, 4e-3)
+        for rate in RATES[TokenFormer]
     },
     "GPT-NeoX: everything N(0, 0.02), transformers' own, rate 4e-3": scratch(PEER, 4e-3),
     "keys and embedding N(0, 0.05)": scratch(changed(initializer_range=0.05), 2e-3),

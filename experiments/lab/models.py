@@ -125,7 +125,7 @@ def replace_parts(model: GPTNeoXForCausalLM, parts: tuple[str, ...], key_std: fl
     if linears:
         replace_linears(model, linears)
     for _, layer in pattention_layers(model):
-        layer.key_tokens.data *= key_std * layer.d_in**0.5
+        layer.key_tokens.data *= key_std * layer.d_in**0.5  # new ones are N(0, 1/√d_in)
 
 
 def equal_neox(shape: TokenFormer) -> NeoX:

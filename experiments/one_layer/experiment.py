@@ -20,13 +20,11 @@ from lab.tables import markdown, with_spread
 HERE = Path(__file__).parent
 _, TRANSFORMER = models(32)
 PARTS = ("query", "key", "value", "dense", "mlp")
-WIDE = {"keys": TRANSFORMER.width**-0.5}
-MODELS = {
-    "none": TRANSFORMER,
-    **{part: replace(TRANSFORMER, replaced=(part,)) for part in PARTS},
-    "all": replace(TRANSFORMER, replaced=PARTS),
-    **{f"{part}, wide keys": replace(TRANSFORMER, replaced=(part,), **WIDE) for part in PARTS},
-    "all, wide keys": replace(TRANSFORMER, replaced=PARTS, **WIDE),
+WIDE = replace(TRANSFORMER, keys=TRANSFORMER.width**-0.5)
+MODELS = {"none": TRANSFORMER} | {
+    name + suffix: replace(model, replaced=parts)
+    for model, suffix in ((TRANSFORMER, ""), (WIDE, ", wide keys"))
+    for name, parts in [*((part, (part,)) for part in PARTS), ("all", PARTS)]
 }
 TRIED = ("none", "all", "all, wide keys")
 
@@ -38,7 +36,8 @@ def sweep(model: NeoX) -> list[Run]:
 
 def variants() -> dict[str, list[Run]]:
     """For every variant its runs with all seeds, as far as the rates are known."""
-    chosen = {name: best(sweep(MODELS[name if name in TRIED else "none"])) for name in MODELS}
+    rates = {name: best(sweep(MODELS[name])) for name in TRIED}
+    chosen = {name: rates[name if name in TRIED else "none"] for name in MODELS}
     return {
         name: [replace(run, model=MODELS[name], seed=seed) for seed in SEEDS]
         for name, run in chosen.items()
@@ -66,9 +65,12 @@ def _losses(findings: dict[str, Any]) -> Any:
     def panel(axes: Any) -> None:
         names = ["none", *PARTS, "all"]
         for hue, suffix, label in ((0, "", "keys N(0, 0.02)"), (1, ", wide keys", "keys N(0, 1/√width)")):
-            found = {i: findings.get(name + suffix) for i, name in enumerate(names)}
-            points = [(i + 0.2 * hue, value) for i, f in found.items() if f for value in f["validation"]["values"]]
-            axes.plot(*zip(*points, strict=True), "o", color=colour(hue), alpha=0.6, label=label)
+            found = {
+                i: findings[name + suffix]["validation"] for i, name in enumerate(names) if name + suffix in findings
+            }
+            places = [i + 0.2 * hue for i, spread in found.items() for _ in spread["values"]]
+            values = [value for spread in found.values() for value in spread["values"]]
+            axes.plot(places, values, "o", color=colour(hue), alpha=0.6, label=label)
         axes.set(xticks=range(len(names)), ylabel="validation loss, nats a byte")
         axes.set_xticklabels(names)
         legend(axes)
