@@ -8,6 +8,7 @@ from torch import nn
 from transformers import (
     BertConfig,
     BertForMultipleChoice,
+    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForSequenceClassification,
     OPTConfig,
@@ -16,10 +17,12 @@ from transformers import (
 
 from conftest import make_tiny
 from hosts import make_host
-from tokenformer import BadRequestError, adopt
+from tokenformer import BadRequestError, adopt, grow
 from tokenformer.adoption import FAMILIES, Family, Fed
 from tokenformer.errors import BadResultError
+from tokenformer.models.adopted import record_of
 from tokenformer.models.sample import relative_difference, sample_inputs, sample_output
+from tokenformer.pattention import pattention_layers
 
 SMALL_BERT = {"vocab_size": 97, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 SMALL_BERT |= {"intermediate_size": 32}
@@ -101,7 +104,15 @@ def other_norm():
         (lambda: make_host("llama"), {"parts": ("ffn", "qkv")}, r"'ffn' of a llama cannot be adopted; it has qkv"),
         (lambda: make_host("gpt2"), {"ballast": "singel"}, r"ballast='singel' is not known; did you mean 'single'\?"),
         (lambda: make_host("gpt2"), {"slack": float("nan")}, r"slack=nan was given; a number of at least 0"),
+        (lambda: make_host("gpt2"), {"slack": None}, r"slack=None was given; a number of at least 0"),
         (lambda: make_host("gpt2"), {"tolerance": -1}, r"tolerance=-1 was given"),
+        (lambda: make_host("gpt2"), {"tolerance": "1e-5"}, r"tolerance='1e-5' was given; a number of at least 0"),
+        (lambda: make_host("gpt2"), {"parts": 5}, r"parts=5 was given; names are needed, of ffn, qkv"),
+        (
+            lambda: make_host("gpt2"),
+            {"inputs": torch.zeros(1, 3, dtype=torch.long)},
+            r"inputs is a Tensor; the model's arguments by name are needed, such as inputs=\{'input_ids': …\}",
+        ),
         (
             lambda: make_host("gpt_neox", hidden_act="quick_gelu"),
             {},
@@ -117,7 +128,7 @@ def other_norm():
             {},
             r"a bert with add_cross_attention=True was given; it is not supported",
         ),
-        (quantised, {}, r"the model's weights are quantised \(gptq\); load it in full precision"),
+        (quantised, {}, r"the model's weights are quantised \(gptq\); one in full precision is needed"),
         (wrapped, {}, r"layers.1.mlp.dense_4h_to_h is a LoraLinear; nn.Linear and Conv1D are supported"),
         (fp8, {}, r"layers.1.mlp.dense_4h_to_h.weight is torch.float8_e4m3fn; fp64, fp32, bf16 and fp16"),
         (on_meta, {}, r"h.0.attn.c_attn.weight is on the meta device or offloaded; load the whole model"),
@@ -152,6 +163,29 @@ def test_once_is_enough():
     model = adopt(make_host("gpt2"))
     with pytest.raises(BadRequestError, match="is adopted already; grow it, or load the original one"):
         adopt(model)
+
+
+def test_a_configuration_that_several_models_share(tmp_path):
+    """The record goes into a copy of it, of which the other models know nothing."""
+    config = make_host("gpt2").config
+    model, other = GPT2LMHeadModel(config).eval(), GPT2LMHeadModel(config).eval()
+    adopt(model)
+    assert record_of(config) is record_of(other.config) is None
+    assert all(module.config is model.config for module in model.modules() if hasattr(module, "config"))
+    other.save_pretrained(tmp_path / "other")
+    again = GPT2LMHeadModel.from_pretrained(tmp_path / "other")
+    assert torch.equal(*(sample_output(m, sample_inputs(m)) for m in (again, other)))
+    # Built from an adopted model's configuration it has the record, and no such layers.
+    assert len(list(pattention_layers(adopt(GPT2LMHeadModel(model.config))))) == 4
+
+
+def test_layers_that_were_taken_out_are_missed_before_anything_grows():
+    model = adopt(make_host("gpt2"))
+    model.transformer.h = model.transformer.h[:1]
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(BadRequestError, match=r"grow: h.1.\S+ was adopted, and nothing stands there now"):
+        grow(model, 2, inplace=True)
+    assert unchanged(model, before)
 
 
 def test_dropout_elsewhere_stays_where_it_was_and_a_model_may_be_in_training():
@@ -195,7 +229,7 @@ def test_a_wrong_family_is_found_out_and_everything_put_back(monkeypatch, name, 
     with pytest.raises(BadResultError, match=message):
         adopt(model)
     assert list(model.modules()) == modules
-    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert unchanged(model, before)
     assert "quantization_config" not in model.config.to_dict()
 
 
@@ -213,14 +247,17 @@ def test_given_inputs_are_compared_too():
     assert seen == [(1, 38), (1, 3)] * 2
     with pytest.raises(BadResultError, match=r"would differ from the original by nan of its largest entry"):
         adopt(make_host("gpt2"), inputs={"inputs_embeds": torch.full((1, 3, 36), torch.nan)})
-    with pytest.raises(BadRequestError, match=r"GPT2LMHeadModel could not be called with pixels: You have to specify"):
+    with pytest.raises(BadRequestError, match=r"GPT2LMHeadModel could not be called with pixels .*: You have to"):
         adopt(make_host("gpt2"), inputs={"pixels": 1})
 
 
 def test_a_model_that_takes_no_random_inputs_is_compared_on_given_ones():
     """One that chooses among sequences takes ids [batch, choices, length]. Labels would make a loss of the output."""
     model = BertForMultipleChoice(BertConfig(**SMALL_BERT)).eval()
-    with pytest.raises(BadRequestError, match="BertForMultipleChoice could not be called with input_ids"):
+    with pytest.raises(
+        BadRequestError,
+        match=r"BertForMultipleChoice could not be called .*; give adopt\(inputs=…\) what",
+    ):
         adopt(model)
     ids = torch.randint(97, (2, 3, 5))
     before = model(ids).logits

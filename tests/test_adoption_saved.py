@@ -115,6 +115,9 @@ def test_adapters_of_peft(tmp_path, where):
     assert torch.equal(sample_output(model, inputs), sample_output(load(), inputs))
     ids = torch.randint(97, (4, 12))
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    if "target_parameters" in where:
+        with pytest.raises(BadRequestError, match=r"mlp.dense_h_to_4h has an adapter on its tokens; merge it first"):
+            grow(model, 2, inplace=True)
     losses = []
     for _ in range(4):
         loss = model(input_ids=ids, labels=ids).loss

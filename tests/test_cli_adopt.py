@@ -1,5 +1,6 @@
 """`tokenformer adopt`, and what the other commands make of an adopted folder."""
 
+import copy
 import json
 import shutil
 
@@ -114,6 +115,18 @@ def test_info_generate_and_eval_know_an_adopted_folder(tmp_path):
     ended(run("generate", tmp_path / "host", "ab"), 2, "holds a gpt2 model", "tokenformer adopt makes one")
 
 
+def test_a_model_in_half_precision_is_adopted_in_full_precision_if_asked(tmp_path, host):
+    """As many checkpoints on the Hub are saved: their tokens would be rounded."""
+    copy.deepcopy(host).half().save_pretrained(tmp_path / "half")
+    errors = {}
+    for dtype in ("auto", "float32"):
+        result = run("adopt", tmp_path / "half", tmp_path / dtype, "--dtype", dtype, "--json")
+        assert result.exit_code == 0, result.stderr
+        found = json.loads(result.stdout)
+        errors[found["dtype"]] = found["difference"]
+    assert errors["float32"] < 1e-5 < errors["float16"]
+
+
 def test_refusals_leave_nothing_behind(tmp_path, source):
     (source / "model.safetensors").write_bytes(b"broken")
     out = tmp_path / "out"
@@ -124,8 +137,14 @@ def test_refusals_leave_nothing_behind(tmp_path, source):
     ended(run("adopt", source, out, "--grow", "0.5x"), 2, "factor=0.5 was given; it must be larger than 1")
     ended(run("adopt", source, out, "--grow", "2x", "--method", "zeros"), 2, "did you mean 'zero'?")
     ended(run("adopt", source, out, "--grow", "2x", "--method", "random"), 2, "adopt is exact; it takes zero, split or")
+    ended(run("adopt", source, out, "--dtype", "float3"), 2, "dtype 'float3' is not known; did you mean 'float32'?")
     ended(run("adopt", source, out, "--method", "split"), 2, "--method split was given, which goes with --grow")
     ended(run("adopt", source, out), 1, "the weights in", "cannot be read")
+    config = (source / "config.json").read_text()
+    for method, said in (("gptq", "weights are quantised (gptq)"), ("tokenformer", "is adopted already; grow it")):
+        record = {"quant_method": method, "bits": 4, "layers": {}, "norms": {}, "removed": [], "ballast": "spread"}
+        (source / "config.json").write_text(json.dumps({**json.loads(config), "quantization_config": record}))
+        ended(run("adopt", source, out), 2, said)
     (source / "config.json").write_text('{"model_type": "opt"}')
     ended(run("adopt", source, out), 2, "a opt model was given; supported are bert")
     ended(run("grow", source, out, "--factor", 2), 2, "holds a opt model, and a TokenFormer is needed")

@@ -16,6 +16,7 @@ from tokenformer import BadRequestError, Pattention, TokenFormerConfig, TokenFor
         ({}, r"no size was given; give one of factor=2, num_tokens=\{…\}, to='354m'"),
         ({"factor": 2, "to": "354m"}, r"factor and to was given"),
         ({"factor": 1}, r"factor=1 was given; it must be larger than 1"),
+        ({"factor": float("inf")}, r"factor=inf was given; a finite factor"),
         ({"factor": 0.5}, r"factor=0.5 was given"),
         ({"factor": float("nan")}, r"factor=nan was given"),
         ({"factor": 1.001}, r"already has 64 tokens"),

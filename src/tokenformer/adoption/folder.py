@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from ..errors import BadRequestError, did_you_mean
 from ..files import check_new, write_new
 from ..growth import apply_growth, plan_growth
 from ..models import Adopted
@@ -22,9 +23,10 @@ from ..models.loading import local_folder, read_any_config, read_host
 from ..models.sample import checked_difference, sample_inputs, sample_output, tolerance_of
 from ..pattention import Pattention
 from .families import family_of
-from .plan import check_parts
+from .plan import DTYPES, check_parts, check_whole_weights
 from .surgery import adopt
 
+DTYPE_NAMES = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
 CARD = """\
 ---
 library_name: transformers
@@ -48,12 +50,16 @@ bigger = tokenformer.grow(model, factor=1.5)
 
 @dataclass(frozen=True)
 class FolderAdoption:
-    """The record, the model's parameters before and after, and how far its output moved; None if not looked at."""
+    """The record, the model's parameters before and after, and how far its output moved; None if not looked at.
+
+    dtype is that of its weights.
+    """
 
     record: Adopted
     parameters_before: int
     parameters_after: int
     difference: float | None
+    dtype: str
 
 
 def adopt_folder(
@@ -64,20 +70,25 @@ def adopt_folder(
     growth: Mapping[str, Any] | None = None,
     verify: bool = True,
     tolerance: float | None = None,
+    dtype: str = "auto",
     **request: Any,
 ) -> FolderAdoption:
     """Adopt the model in `source` (a folder, or a name on the Hub) into the new folder `target`.
 
-    `parts` and `request` are those of `adopt`, `growth` is a request of `grow`. What prepares its inputs comes along.
+    `parts` and `request` are those of `adopt`, `growth` is a request of `grow`. `dtype` is what weights are read and
+    written in, "auto" as they are saved. What prepares the model's inputs comes along.
     """
     target = Path(target)
     check_new(target)
     source = local_folder(source)
+    if dtype not in ("auto", *DTYPE_NAMES):
+        raise BadRequestError(f"adopt: dtype {dtype!r} is not known; {did_you_mean(dtype, ['auto', *DTYPE_NAMES])}")
     config = read_any_config(source)
+    check_whole_weights(config)
     chosen = check_parts(config, family_of(config.model_type), parts)
     if growth is not None:
         plan_growth(nn.Sequential(Pattention(1, 1, 1000)), **growth)  # what is wrong with it shows on any layer
-    model = read_host(source)
+    model = read_host(source, dtype=dtype)
     before, inputs = model.num_parameters(), sample_inputs(model)
     output = sample_output(model, inputs) if verify else None
     adopt(model, chosen, verify=verify, tolerance=tolerance, **request)
@@ -99,4 +110,4 @@ def adopt_folder(
         card = CARD.format(family=config.model_type, parts=", ".join(chosen), architecture=type(model).__name__)
         (partial / "README.md").write_text(card)
     record = model.config.quantization_config
-    return FolderAdoption(record, before, model.num_parameters(), difference)
+    return FolderAdoption(record, before, model.num_parameters(), difference, DTYPE_NAMES[DTYPES.index(model.dtype)])

@@ -7,6 +7,7 @@ layers behind it (`Site`); or a one-line error, with the model untouched.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import BadRequestError, did_you_mean
-from ..models.adopted import METHOD
+from ..models.adopted import record_of
+from ..pattention import pattention_layers
 from ..pattention.functional import ACTIVATIONS
 from .families import PARTS, Family, Fed, family_of
 from .fold import BALLASTS, Rows
@@ -89,20 +91,28 @@ def _check_arguments(model: Any, ballast: str, slack: float, tolerance: float | 
     if ballast not in BALLASTS:
         raise BadRequestError(f"adopt: ballast={ballast!r} is not known; {did_you_mean(ballast, BALLASTS)}")
     for name, number in (("slack", slack), ("tolerance", tolerance)):
-        if number is not None and not 0 <= number < math.inf:
-            raise BadRequestError(f"adopt: {name}={number} was given; a number of at least 0 is needed")
-    found = getattr(model.config, "quantization_config", None)
-    if found is not None:
-        method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
-        if method == METHOD:
-            raise BadRequestError("adopt: the model is adopted already; grow it, or load the original one")
-        raise BadRequestError(
-            f"adopt: the model's weights are quantised ({getattr(method, 'value', method)}); load it in full precision"
-        )
+        # Without a tolerance the dtype decides.
+        if not (name == "tolerance" and number is None) and not (isinstance(number, Real) and 0 <= number < math.inf):
+            raise BadRequestError(f"adopt: {name}={number!r} was given; a number of at least 0 is needed")
+    if record_of(model.config) is None or next(pattention_layers(model), None) is not None:
+        check_whole_weights(model.config)
     if ballast == "single" and model.dtype == torch.float16:
         raise BadRequestError(
             "adopt: ballast='single' was asked for a model in fp16, whose range is too small for it; use 'spread', or "
             "load the model in fp32 or bf16"
+        )
+
+
+def check_whole_weights(config: Any) -> None:
+    """Refuse what was adopted already, and weights that are not there as numbers."""
+    if record_of(config) is not None:
+        raise BadRequestError("adopt: the model is adopted already; grow it, or load the original one")
+    found = getattr(config, "quantization_config", None)
+    if found is not None:
+        method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
+        raise BadRequestError(
+            f"adopt: the model's weights are quantised ({getattr(method, 'value', method)}); one in full precision is "
+            "needed"
         )
 
 
@@ -112,6 +122,8 @@ def check_parts(config: Any, family: Family, parts: Iterable[str] | None) -> tup
             raise BadRequestError(f"adopt: a {config.model_type} with {setting}={value} was given; it is not supported")
     if parts is None:
         return family.parts
+    if not isinstance(parts, Iterable):
+        raise BadRequestError(f"adopt: parts={parts!r} was given; names are needed, of {', '.join(family.parts)}")
     chosen = (parts,) if isinstance(parts, str) else tuple(parts)
     if not chosen:
         raise BadRequestError(f"adopt: no part was named; a {config.model_type} has {', '.join(family.parts)}")

@@ -10,6 +10,7 @@ feed-forward networks stood. Its class, forward pass, cache, generation and trai
 Everything is checked, and every new layer compared with what it replaces, before the first module is put in place.
 """
 
+import copy
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from ..errors import BadRequestError
 from ..models.adopted import Adopted, EqualLength, forget_plans
 from ..models.sample import tolerance_of
 from ..pattention import Pattention
@@ -54,6 +56,11 @@ def adopt(
 
     The record of what was done is in `model.config`, and is saved and loaded with the model.
     """
+    if inputs is not None and not isinstance(inputs, Mapping):
+        raise BadRequestError(
+            f"adopt: inputs is a {type(inputs).__name__}; the model's arguments by name are needed, such as "
+            f"inputs={{'{getattr(model, 'main_input_name', 'input_ids')}': …}}"
+        )
     sites = plan_adoption(model, parts, ballast=ballast, slack=slack, tolerance=tolerance)
     allowed = tolerance_of(model.dtype) if tolerance is None else tolerance
     if ballast != "single":
@@ -80,7 +87,7 @@ def adopt(
         _put(base, old)
         raise
     forget_plans(model)
-    model.config.quantization_config = _record(sites, new, tokens, errors, ballast)
+    _own_config(model).quantization_config = _record(sites, new, tokens, errors, ballast)
     return model
 
 
@@ -131,6 +138,16 @@ def _equal_length(site: Site) -> EqualLength:
     eps = norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
     eps = torch.finfo(norm.weight.dtype).eps if eps is None else eps  # as torch's RMSNorm
     return EqualLength(len(site.rows.weight), eps, site.rows.centred).train(norm.training)
+
+
+def _own_config(model: PreTrainedModel) -> Any:
+    """The configuration, after it became the model's alone: others may have been built from the same object."""
+    copies: dict[int, Any] = {}
+    copy.deepcopy(model.config, copies)
+    for module in model.modules():
+        if id(getattr(module, "config", None)) in copies:
+            module.config = copies[id(module.config)]
+    return model.config
 
 
 def _put(base: nn.Module, modules: Mapping[str, nn.Module]) -> None:

@@ -37,6 +37,9 @@ def adopt_command(
     tolerance: Annotated[
         float | None, typer.Option(help="Largest relative error.", show_default="1e-5 in fp32, 5e-2 in half precision")
     ] = None,
+    dtype: Annotated[
+        str, typer.Option(help="Of the result: float32, bfloat16, …; half precision rounds the tokens.")
+    ] = "auto",
     verify: Annotated[
         bool, typer.Option(" /--no-verify", show_default=False, help="Do not compare layers and logits.")
     ] = True,
@@ -65,6 +68,7 @@ def adopt_command(
         growth=growth,
         verify=verify,
         tolerance=tolerance,
+        dtype=dtype,
     )
     costs = adopted_layers(done.record)
     flops = short(costs.replaced_flops_per_token), short(costs.flops_per_token)
@@ -72,9 +76,16 @@ def adopt_command(
         import json
         from dataclasses import asdict
 
-        facts = {"layers": done.record.layers, "adopted_layers": asdict(costs), "difference": done.difference}
-        facts |= {"parameters_before": done.parameters_before, "parameters_after": done.parameters_after}
-        typer.echo(json.dumps({**facts, "written": str(target)}, indent=2))
+        facts = {
+            "layers": done.record.layers,
+            "adopted_layers": asdict(costs),
+            "difference": done.difference,
+            "dtype": done.dtype,
+            "parameters_before": done.parameters_before,
+            "parameters_after": done.parameters_after,
+            "written": str(target),
+        }
+        typer.echo(json.dumps(facts, indent=2))
         return
     show_layers(done.record)
     difference = "not looked at" if done.difference is None else f"{done.difference:.2g}"
@@ -83,6 +94,7 @@ def adopt_command(
         {
             "parameters": f"{done.parameters_before:,} -> {done.parameters_after:,}",
             "FLOPs a token in these layers": " -> ".join(flops),
+            "dtype": done.dtype,
             "relative difference of the output": difference,
             "written": str(target),
         },

@@ -66,6 +66,11 @@ def apply_growth(model: Model, growth: Growth, *, inplace: bool = False) -> Mode
 def _check_growable(model: nn.Module) -> None:
     owners: dict[int, str] = {}
     for name, layer in pattention_layers(model):
+        if name.endswith(".base_layer"):  # peft's name for what it wraps; its own matrices would not grow
+            raise BadRequestError(
+                f"grow: {name.partition('.base_layer')[0]} has an adapter on its tokens; merge it first "
+                "(merge_and_unload), or grow the model without it"
+            )
         for key, tokens in layer.named_parameters(recurse=False):
             if isinstance(tokens, DTensor):
                 raise BadRequestError(
@@ -74,6 +79,8 @@ def _check_growable(model: nn.Module) -> None:
             owner = owners.setdefault(id(tokens), name)
             if owner != name:
                 raise BadRequestError(f"grow: {name}.{key} is shared with {owner}; untie them first")
+    for host, record in adopted_models(model):
+        record.check(host)
 
 
 def _update_config(model: nn.Module, growth: Growth) -> None:

@@ -4,6 +4,7 @@ Enters: a model and a request (a factor, token counts, or the name of a preset).
 every layer with its token counts before and after; or a one-line error, with the model untouched.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
@@ -125,6 +126,8 @@ def _targets(
     if factor is not None:
         if not factor > 1:
             raise BadRequestError(f"grow: factor={factor} was given; it must be larger than 1")
+        if factor == math.inf:
+            raise BadRequestError(f"grow: factor={factor} was given; a finite factor is needed")
         return {name: round(layer.num_tokens * factor) for name, layer in layers.items()}
     config = find_config(model)
     if to is not None:

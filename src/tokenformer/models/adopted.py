@@ -109,12 +109,18 @@ class Adopted(QuantizationConfigMixin):
             ) from error
         forget_plans(model)
 
+    def check(self, model: PreTrainedModel) -> None:
+        """Refuse a model in which other layers stand than the record says: it could not be kept up to date."""
+        modules = dict(model.base_model.named_modules())
+        for name in self.layers:
+            if not isinstance(modules.get(name), Pattention):
+                found = f"a {type(modules[name]).__name__}" if name in modules else "nothing"
+                raise BadRequestError(f"grow: {name} was adopted, and {found} stands there now; put the layer back")
+
     def follow(self, model: PreTrainedModel, step: dict[str, Any]) -> None:
         """Bring the record up to date after a growth step."""
         for name, entry in self.layers.items():
-            layer = model.base_model.get_submodule(name)
-            assert isinstance(layer, Pattention)
-            entry["num_tokens"] = layer.num_tokens
+            entry["num_tokens"] = model.base_model.get_submodule(name).num_tokens
         self.growth.append(step)
 
 

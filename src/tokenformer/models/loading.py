@@ -145,10 +145,10 @@ def local_folder(name: str | os.PathLike) -> Path:
         ) from error
 
 
-def read_host(folder: str | os.PathLike, device: str | None = "cpu") -> PreTrainedModel:
+def read_host(folder: str | os.PathLike, device: str | None = "cpu", dtype: str = "auto") -> PreTrainedModel:
     """The model of a folder in the class that its config.json names, whatever its task is."""
     config, target = read_any_config(Path(folder)), _device(device)
-    model, info = _weights(_named_class(config), folder)
+    model, info = _weights(_named_class(config), folder, dtype=dtype)
     _check_whole(folder, info)
     return model.to(target)
 
@@ -193,15 +193,15 @@ def read_any_config(folder: Path) -> Any:
         raise BadFileError(f"{folder / 'config.json'} cannot be read: {one_line(error)}") from error
 
 
-def _weights(kind: Any, folder: str | os.PathLike) -> tuple[Any, dict[str, Any]]:
+def _weights(kind: Any, folder: str | os.PathLike, **options: Any) -> tuple[Any, dict[str, Any]]:
     try:
-        return _from_pretrained(kind, folder, local_files_only=True)
+        return _from_pretrained(kind, folder, local_files_only=True, **options)
     except Exception as error:  # safetensors, transformers and torch each have their own for a broken file
         raise BadFileError(f"the weights in {folder} cannot be read: {one_line(error)}") from error
 
 
 def _from_pretrained(kind: Any, name: str | os.PathLike, **options: Any) -> tuple[Any, dict[str, Any]]:
-    return kind.from_pretrained(name, dtype="auto", output_loading_info=True, **options)
+    return kind.from_pretrained(name, **{"dtype": "auto", "output_loading_info": True, **options})
 
 
 def wrong_keys(missing: Collection[Any], unexpected: Collection[Any]) -> str:

@@ -66,7 +66,8 @@ def sample_output(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Tensor:
             return model(**inputs, return_dict=True)[0].double()
     except Exception as error:  # whatever the host makes of inputs that it cannot take
         raise BadRequestError(
-            f"{type(model).__name__} could not be called with {', '.join(inputs)}: {one_line(error)}"
+            f"{type(model).__name__} could not be called with {', '.join(inputs)} to compare before and after: "
+            f"{one_line(error)}; give adopt(inputs=…) what fits, or do not verify"
         ) from error
 
 
