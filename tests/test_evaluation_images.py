@@ -194,6 +194,13 @@ def test_other_sources_and_grey_pictures(tmp_path):
     assert grey.config.num_channels == 1
 
 
+def test_the_digits(tmp_path):
+    """The example of docs/vision.md, on all of them."""
+    save_classifier(tmp_path / "model", names=[str(i) for i in range(10)], image_size=8)
+    result = run("eval", tmp_path / "model", "--images", "digits")
+    assert "scored  1,797 images of 10 classes" in result.stdout, result.stderr
+
+
 def test_many_classes_show_the_worst(tmp_path):
     names = [f"class {i:03}" for i in range(120)]
     save_classifier(tmp_path / "model", names=names)
@@ -234,9 +241,14 @@ def test_mistakes(tmp_path, photos):
         2,
         "holds a tokenformer_vision model, and a causal language",
     )
-    (tmp_path / "model" / "preprocessor_config.json").unlink()
+    processor = tmp_path / "model" / "preprocessor_config.json"
+    processor.write_text(json.dumps({**json.loads(processor.read_text()), "image_mean": [0.5, 0.5]}))
+    ended(
+        run(*evaluate, photos), 1, "cannot take an image of 3 channels: ", "mend the model's preprocessor_config.json"
+    )
+    processor.unlink()
     ended(run(*evaluate, photos), 2, "has no preprocessor_config.json")
-    (tmp_path / "model" / "preprocessor_config.json").write_text("{")
+    processor.write_text("{")
     ended(run(*evaluate, photos), 1, "the image processor of", "cannot be read")
 
 

@@ -134,6 +134,60 @@ class TestSources:
             message = r"is given for training and for validation; leave validation out, and validation_fraction"
             refused(BadRequestError, message, tmp_path, source, validation=source)
 
+    @pytest.mark.parametrize(
+        ("images", "validation", "split"),
+        [
+            ("c", "./c/", "validation"),
+            ("a.parquet", "../{here}/a.parquet", "validation"),
+            ("*.parquet", "*.parquet", "validation"),
+            ("*.parquet", "a.parquet", "validation"),
+            ("mnist/t10k-images-idx3-ubyte.gz", "mnist", "validation"),
+            ("saved", "saved", "validation"),
+            ("parts", "parts", "train"),
+            ("hub:name", "hub:name", "train"),
+        ],
+    )
+    def test_nor_if_it_is_spelt_in_another_way(self, tmp_path, monkeypatch, images, validation, split):
+        import datasets
+
+        rows = table([0, 1], names=["x", "y"])
+        class_folder(tmp_path / "c")
+        idx_folder(tmp_path / "mnist")
+        rows.to_parquet(tmp_path / "a.parquet")
+        rows.save_to_disk(tmp_path / "saved")
+        datasets.DatasetDict({"train": rows, "validation": rows}).save_to_disk(tmp_path / "parts")
+        monkeypatch.chdir(tmp_path)
+        if images.startswith("hub:"):
+            monkeypatch.setattr(datasets, "load_dataset", lambda *args, **more: rows)
+        settings = {"validation": validation.format(here=tmp_path.name), "hub_validation_split": split}
+        refused(BadRequestError, "is given for training and for validation", tmp_path, images, **settings)
+
+    def test_a_class_without_images_is_not_passed_over(self, tmp_path):
+        folder = class_folder(tmp_path / "c", ("a", "c"))
+        (folder / "b").mkdir()
+        refused(
+            BadRequestError, r"the sub-folder \S+/c/b has no images, so its class would be missing", tmp_path, folder
+        )
+
+    def test_paths_in_a_table(self, tmp_path):
+        """Which images they are is part of the key, and a bad one is named by row and path."""
+        import datasets
+
+        files = [str(tmp_path / f"{i}.png") for i in range(2)]
+        picture(0).save(files[0])
+        keys = set()
+        for name, order in (("a", files), ("b", files[::-1])):
+            rows = datasets.Dataset.from_dict({"photo": order, "label": [0, 0]})
+            rows.to_parquet(tmp_path / f"{name}.parquet")
+            data = prepared(tmp_path, tmp_path / f"{name}.parquet", image_column="photo")
+            keys.add(data.key)
+        assert len(keys) == 2
+        assert data.train.gallery.where(0) == f"{tmp_path / 'b.parquet'} row 1 ({files[1]})"
+
+    def test_one_path_may_be_given_as_a_path(self, tmp_path):
+        folder = class_folder(tmp_path / "c")
+        assert len(prepare_images(ImageConfig(images=folder, validation_fraction=0.0)).train) == 8
+
 
 class TestClasses:
     def test_numbers_meet_classes_whose_names_are_numbers(self, tmp_path):
@@ -177,6 +231,7 @@ class TestClasses:
         refused(BadRequestError, r"row 2 has the label -1; .* without labels\?", tmp_path, tmp_path / "minus.parquet")
         refused(BadRequestError, "row 2 has the label 1099511627776; more than", tmp_path, tmp_path / "huge.parquet")
         refused(BadRequestError, "class_names has 1 names, .* 2 classes", tmp_path, good, class_names=["x"])
+        refused(BadRequestError, "class_names has 'x' more than once", tmp_path, good, class_names=["x", "x"])
 
     def test_labels_that_are_neither_numbers_nor_names(self, tmp_path):
         table([0.5, 1.0]).to_parquet(tmp_path / "a.parquet")
@@ -440,6 +495,7 @@ class TestRefusals:
             ({"augment": {"magnitude": 11}}, "augment.magnitude=11 was given; it must be between 0 and 10"),
             ({"augment": {"crop_scale": [1, 0.5]}}, r"augment.crop_scale=\[1, 0.5\] .* as \[0.08, 1.0\]"),
             ({"augment": {"label_smoothing": 1.0}}, "augment.label_smoothing=1.0 was given"),
+            ({"augment": {"crop_scale": (1, 0.5)}}, r"augment.crop_scale=\(1, 0.5\) .* as \[0.08, 1.0\]"),
         ],
     )
     def test_settings(self, tmp_path, settings, message):

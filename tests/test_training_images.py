@@ -4,6 +4,8 @@ import io
 import itertools
 import json
 import math
+import re
+import shutil
 import time
 
 import pytest
@@ -13,11 +15,13 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
+from conftest import make_tiny_vision
 from image_files import class_folder, encoded, picture
 from tokenformer import BadFileError, BadRequestError
 from tokenformer.data import prepare_images
 from tokenformer.training import load_recipe, train
 from tokenformer.training.summary import stage_table
+from tokenformer.training.trainer import LadderTrainer
 from training_runs import (
     assert_equal,
     kill_often,
@@ -201,5 +205,22 @@ def test_a_trained_classifier_starts_a_run_on_other_classes(ladder_run, tmp_path
     for name in ("model", "optimizer", "ema"):
         theirs = load_file(start / f"{name}.safetensors")
         assert_equal(load_file(tmp_path / "same" / "stage-1" / "checkpoint-0" / f"{name}.safetensors"), theirs)
-    with pytest.raises(BadRequestError, match=r"data.size is 16; the model takes 8 \(model.image_size\)"):
+    with pytest.raises(BadRequestError, match=r"data.size is 16, and the model takes 8 \(model.image_size\)"):
         run(recipe, tmp_path / "size", f"model.checkpoint={start}", "data.size=16")
+    broken = tmp_path / "broken"
+    shutil.copytree(start, broken)
+    (broken / "model.safetensors").write_bytes(b"half a file")
+    with pytest.raises(BadFileError, match=rf"the weights in {broken} cannot be read: "):
+        run(recipe, tmp_path / "none", f"model.checkpoint={broken}")
+
+
+def test_what_weight_decay_spares(monkeypatch):
+    """Norms, biases, and of an image model what belongs to places: the class token and the positions."""
+    model = make_tiny_vision(parametric_norm=True)
+    monkeypatch.setattr(LadderTrainer, "plain_model", model)
+    decayed = object.__new__(LadderTrainer).get_decay_parameter_names(model)
+    spared = set(dict(model.named_parameters())) - set(decayed)
+    assert {name for name in spared if not re.search(r"norm|bias", name)} == {
+        "model.embeddings.class_token",
+        "model.embeddings.position_embeddings",
+    }

@@ -170,7 +170,7 @@ def test_mistakes_in_a_recipe_of_images(tmp_path, overrides, message):
         (["training.global_batch=7"], r"a batch of 7 was given; mixup and cutmix pair images"),
         (["data.augment.flip=2"], r"augment.flip=2 was given; a probability is between 0 and 1"),
         (["data.size=9"], r"model: image_size=9 does not divide into patches of 4 pixels"),
-        (["model.image_size=16"], r"data.size is 8; the model takes 16 \(model.image_size\)"),
+        (["model.image_size=16"], r"data.size is 8, and the model takes 16 \(model.image_size\)"),
         (["model.num_labels=9", "growth.stages=[{epochs: 1}]"], r"model.num_labels is 9; the images have 10 classes"),
         (["model.num_labels=9", "data.class_names=[a, b]"], r"model.num_labels is 9; the images have 2 classes"),
     ],

@@ -36,6 +36,7 @@ from tokenformer import (
     grow,
     pattention_layers,
 )
+from tokenformer.models import images as images_module
 
 MILLIONS = {"b16-86m": 86, "b16": 109, "l16-307m": 307, "l16": 407}
 SHAPES = [
@@ -164,6 +165,32 @@ def test_an_image_processor_of_ones_own_is_kept(tmp_path):
     ViTImageProcessorPil(size={"height": 32, "width": 32}, image_mean=[0.1, 0.2, 0.3]).save_pretrained(tmp_path)
     make_tiny_vision().save_pretrained(tmp_path)
     assert AutoImageProcessor.from_pretrained(tmp_path).image_mean == (0.1, 0.2, 0.3)
+
+
+@pytest.mark.parametrize("from_hub", [False, True])
+def test_a_model_that_was_loaded_keeps_its_image_processor(tmp_path, monkeypatch, from_hub):
+    """Trained with other means than a new model has; grown, it is saved with them too."""
+    make_tiny_vision().save_pretrained(tmp_path / "first")
+    path = tmp_path / "first" / "preprocessor_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "image_mean": [0.1, 0.2, 0.3]}))
+    model = TokenFormerForImageClassification.from_pretrained(tmp_path / "first")
+    if from_hub:
+        model.config.name_or_path = "me/mine"
+        monkeypatch.setattr(images_module, "try_to_load_from_cache", lambda name, file: str(path))
+    for name, saved in (("again", model), ("grown", grow(model, 2))):
+        saved.save_pretrained(tmp_path / name)
+        assert (tmp_path / name / path.name).read_bytes() == path.read_bytes()
+    # Not downloaded, or a folder that is gone.
+    monkeypatch.undo()
+    for gone in ("me/mine", str(tmp_path / "no" / "such" / "folder")):
+        model.config.name_or_path = gone
+        model.save_pretrained(tmp_path / gone.rpartition("/")[2])
+        assert AutoImageProcessor.from_pretrained(tmp_path / gone.rpartition("/")[2]).image_mean == (0.5, 0.5, 0.5)
+
+
+def test_without_classes_it_gives_what_it_pools(images):
+    model = make_tiny_vision(num_labels=0)
+    assert torch.equal(model(images).logits, model.model(images).pooler_output)
 
 
 def test_a_folder_whose_processor_has_no_type_is_known_by_its_model(tmp_path):
@@ -420,6 +447,10 @@ def test_the_docs(tmp_path, monkeypatch, capsys):
         ("patch_size", 5, "image_size=32 does not divide into patches of 5 pixels"),
         ("pooling", "meen", "did you mean 'mean'"),
         ("position_embedding", "rotary", "position_embedding='rotary' is not known; choose one of learned, sincos"),
+        ("hidden_size", 0, "hidden_size=0 was given; at least 1 is needed"),
+        ("num_attention_heads", -2, "num_attention_heads=-2 was given; at least 1 is needed"),
+        ("num_hidden_layers", 0, "num_hidden_layers=0 was given; at least 1 is needed"),
+        ("attention_dropout", 2.0, "attention_dropout=2.0 was given; it must be at least 0 and below 1"),
         ("drop_path_rate", 1.0, "drop_path_rate=1.0 was given; it must be at least 0 and below 1"),
     ],
 )

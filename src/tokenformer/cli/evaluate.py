@@ -106,6 +106,7 @@ def eval_command(
         from ..data import ImageConfig
 
         source = ImageConfig(
+            images=[],
             validation=images,
             image_column=image_column,
             label_column=label_column,

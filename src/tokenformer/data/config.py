@@ -93,9 +93,9 @@ def _check_split(config: DataConfig) -> None:
         )
 
 
-def as_list(names: str | Iterable[str]) -> list[str]:
+def as_list(names: str | os.PathLike | Iterable[str]) -> list[str]:
     """One source or several, as a list."""
-    return [names] if isinstance(names, str) else [str(name) for name in names]
+    return [str(names)] if isinstance(names, str | os.PathLike) else [str(name) for name in names]
 
 
 def cache_folder(config: DataConfig) -> Path:

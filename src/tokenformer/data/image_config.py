@@ -217,7 +217,7 @@ def _check_augment(augment: AugmentConfig) -> None:
         bounds = getattr(augment, name)
         if bounds is None and name == "crop_scale":
             continue
-        numbers = isinstance(bounds, list) and [value for value in bounds if isinstance(value, int | float)]
+        numbers = isinstance(bounds, list | tuple) and [value for value in bounds if isinstance(value, int | float)]
         if not numbers or len(numbers) != 2 or len(bounds) != 2 or not 0 < bounds[0] <= bounds[1] <= most:
             raise BadRequestError(
                 f"augment.{name}={bounds!r} was given; it must be a least and a largest value, as "

@@ -86,6 +86,8 @@ def find_images(config: ImageConfig, part: str = "train", names: list[str] | Non
     given = as_list((config.images if part == "train" else config.validation) or [])
     if not given:
         raise BadRequestError(f"no images were given for {part}; name a folder, Parquet or IDX files, a Hub dataset")
+    if part == "validation":
+        _check_apart(given, config)
     sources = [source for name in given for source in _find(name, config, part)]
     if not any(len(source) for source in sources):
         raise BadRequestError(f"there are no images in {', '.join(given)}")
@@ -112,7 +114,11 @@ def _class_names(sources: list[Source], config: ImageConfig) -> list[str]:
             f"class_names has {len(config.class_names)} names, and the images have "
             + (f"names already: {_some(names)}" if found else f"{len(names)} classes; give one for each, in order")
         )
-    return [str(name) for name in config.class_names]
+    given = [str(name) for name in config.class_names]
+    twice = next((name for name in given if given.count(name) > 1), None)
+    if twice is not None:
+        raise BadRequestError(f"class_names has {twice!r} more than once; each class needs a name of its own")
+    return given
 
 
 def _labels(source: Source, names: list[str], config: ImageConfig, part: str) -> np.ndarray:
@@ -176,11 +182,6 @@ def _some(names: list[str]) -> str:
 def _find(name: str, config: ImageConfig, part: str) -> Iterator[Source]:
     path = Path(name).expanduser()
     split = config.hub_split if part == "train" else config.hub_validation_split
-    if part == "validation" and name in as_list(config.images or []) and _is_one_part(name, path):
-        raise BadRequestError(
-            f"{name} is given for training and for validation; leave validation out, and validation_fraction holds out "
-            "some of it"
-        )
     if name == "digits":
         if path.exists():
             raise BadRequestError("digits are scikit-learn's, and there is a folder of that name; write ./digits")
@@ -206,9 +207,32 @@ def _find(name: str, config: ImageConfig, part: str) -> Iterator[Source]:
         )
 
 
-def _is_one_part(name: str, path: Path) -> bool:
-    """Whether training and validation would be the same images of it."""
-    return name == "digits" or path.is_file() or (path.is_dir() and not (is_saved_dataset(path) or _has_idx(path)))
+def _check_apart(validation: list[str], config: ImageConfig) -> None:
+    """Refuse to validate on what is trained on, however it is spelt."""
+    trained = {place for name in as_list(config.images or []) for place in _places(name, config, "train")}
+    for name in validation:
+        if trained & _places(name, config, "validation"):
+            raise BadRequestError(
+                f"{name} is given for training and for validation; leave validation out, and validation_fraction holds "
+                "out some of it"
+            )
+
+
+def _places(name: str, config: ImageConfig, part: str) -> set[str]:
+    """What a name stands for: files, folders, parts of a dataset. The same for the same images of two parts."""
+    path = Path(name).expanduser()
+    if name == "digits":
+        return {name}
+    if path.is_dir() and _has_idx(path):
+        paths = list(path.glob(f"{IDX_PARTS[part]}{IDX_IMAGES}*"))
+    elif path.exists():
+        paths = [path]
+    else:
+        paths = [Path(file) for file in glob.glob(str(path), recursive=True)]
+    if paths and not (path / "dataset_dict.json").exists():
+        return {str(found.resolve()) for found in paths}
+    split = config.hub_split if part == "train" else config.hub_validation_split
+    return {f"{path.resolve() if paths else name.removeprefix(HUB_PREFIX)} {config.hub_config} {split}"}
 
 
 def _has_idx(folder: Path) -> bool:
@@ -235,6 +259,7 @@ def _class_folder(folder: Path) -> Source:
     folders = sorted(inner for inner in folder.iterdir() if inner.is_dir() and not inner.name.startswith("."))
     files = [file for inner in folders for file in files_in(inner) if file.suffix.lower() in ENDINGS]
     classes = [file.relative_to(folder).parts[0] for file in files]
+    empty = [inner for inner in folders if inner.name not in set(classes)]
     if not files:
         tables = sorted(folder.glob("*.parquet"))
         hint = (
@@ -245,6 +270,11 @@ def _class_folder(folder: Path) -> Source:
         raise BadRequestError(
             f"the sub-folders of {folder} are {', '.join(dict.fromkeys(classes))}, which are parts and not classes; "
             f"give images={folder / classes[0]} and validation={folder / classes[-1]} or the like"
+        )
+    if empty:
+        raise BadRequestError(
+            f"the sub-folder {empty[0]} has no images, so its class would be missing and others would move up; remove "
+            "it, or put images in"
         )
     return Table.of_files(str(folder), [str(file) for file in files], classes)
 

@@ -88,8 +88,12 @@ class Table(Source):
         return cls(name, dataset, column, labels, declared, None)
 
     def where(self, row: int) -> str:
-        """The file, if each image is one."""
-        return self._images[row].as_py()["path"] if self.folder else super().where(row)
+        """The file, if each image is one; a row that names one has it in brackets."""
+        image = self._images[row].as_py()
+        if self.folder:
+            return image["path"]
+        named = image is not None and image["bytes"] is None and image["path"] is not None
+        return super().where(row) + (f" ({image['path']})" if named else "")
 
     def encoded(self, row: int) -> bytes | str | None:
         """The bytes if they are in the table, else the path."""
@@ -99,7 +103,7 @@ class Table(Source):
         return image["path"] if image["bytes"] is None else image["bytes"]
 
     def identity(self) -> bytes:
-        """A hash of paths below the folder, or of the sizes of all images."""
+        """A hash of paths below the folder; or of the sizes of all images, and the paths of those outside the table."""
         import pyarrow.compute as pc
 
         whole = hashlib.blake2b(digest_size=16)
@@ -110,6 +114,8 @@ class Table(Source):
             else:
                 sizes = pc.fill_null(pc.binary_length(pc.struct_field(chunk, "bytes")), -1)
                 whole.update(sizes.to_numpy(zero_copy_only=False).tobytes())
+                outside = pc.filter(pc.struct_field(chunk, "path"), pc.less(sizes, 0))
+                whole.update("\n".join(path or "" for path in outside.to_pylist()).encode())
         return whole.digest()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from ..data.encode import available_cores
 from ..data.image_data import BadImageError, open_picture
 from ..data.image_sources import Gallery
-from ..errors import BadFileError, BadRequestError, did_you_mean
+from ..errors import BadFileError, BadRequestError, did_you_mean, one_line
 from ..models.sample import evaluating
 
 TOP = 5
@@ -129,7 +129,13 @@ class _Pictures(Dataset[tuple[int, Tensor | str]]):
             picture = open_picture(self.gallery, row, self.channels)
         except BadImageError as error:
             return row, str(error)
-        return row, self.processor(picture, return_tensors="pt")["pixel_values"][0]
+        try:
+            return row, self.processor(picture, return_tensors="pt")["pixel_values"][0]
+        except ValueError as error:
+            raise BadFileError(
+                f"the image processor cannot take an image of {self.channels} channels: {one_line(error)}; mend the "
+                "model's preprocessor_config.json"
+            ) from error
 
 
 def _collate(samples: Sequence[tuple[int, Tensor | str]]) -> tuple[list[int], Tensor | None, list[str]]:

@@ -23,6 +23,8 @@ class TokenFormerPreTrainedModel(PreTrainedModel):
 
     config: TokenFormerBaseConfig
     base_model_prefix = "model"
+    # Parameters that weight decay spares, beside norms and biases, by the last part of their names.
+    no_decay: tuple[str, ...] = ()
     supports_gradient_checkpointing = True
     _no_split_modules = ["TokenFormerLayer"]
     _supports_sdpa = True

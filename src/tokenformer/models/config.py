@@ -90,12 +90,17 @@ class TokenFormerBaseConfig(PreTrainedConfig):
         return 0.0
 
     def __post_init__(self, **kwargs: Any) -> None:
-        if self.initializer_range is None:
+        if self.initializer_range is None and self.hidden_size > 0:  # what is not is refused below
             self.initializer_range = self.hidden_size**-0.5
         super().__post_init__(**kwargs)
 
     def validate_architecture(self) -> None:
         """Called by transformers whenever a configuration is made."""
+        for field in ("hidden_size", "num_hidden_layers", "num_attention_heads"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field}={getattr(self, field)} was given; at least 1 is needed")
+        if not 0 <= self.attention_dropout < 1:
+            raise ValueError(f"attention_dropout={self.attention_dropout} was given; it must be at least 0 and below 1")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size={self.hidden_size} does not divide by num_attention_heads={self.num_attention_heads}"

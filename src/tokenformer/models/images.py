@@ -6,9 +6,12 @@ pipeline read, or the processor. Plain JSON, so that saving a model needs no Pil
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 from transformers import AutoImageProcessor
 
 from ..errors import BadFileError, BadRequestError, one_line
@@ -20,9 +23,16 @@ IMAGE_PROCESSORS = {"pil": "ViTImageProcessorPil", "torchvision": "ViTImageProce
 
 
 def write_image_processor(config: TokenFormerVisionConfig, folder: str | os.PathLike) -> None:
-    """Write how images become pixel values in [-1, 1] of the model's size, unless the folder says how already."""
+    """Write how images become pixel values, unless the folder says how already.
+
+    That is as the folder or the Hub says that the model was loaded from; for a new one, in [-1, 1] and of its size.
+    """
     path = Path(folder) / IMAGE_PROCESSOR_FILE
     if path.exists():
+        return
+    before = _loaded_with(config)
+    if before is not None:
+        shutil.copyfile(before, path)
         return
     settings = {
         "image_processor_type": "ViTImageProcessor",
@@ -37,6 +47,21 @@ def write_image_processor(config: TokenFormerVisionConfig, folder: str | os.Path
         "image_std": [0.5] * config.num_channels,
     }
     path.write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def _loaded_with(config: TokenFormerVisionConfig) -> Path | None:
+    """The file beside the weights that a model was loaded from, if it is still there; nothing is downloaded."""
+    name = config.name_or_path
+    if not name:
+        return None
+    here = Path(name) / IMAGE_PROCESSOR_FILE
+    if here.is_file():
+        return here
+    try:
+        cached = try_to_load_from_cache(name, IMAGE_PROCESSOR_FILE)
+    except HFValidationError:  # a folder that is gone
+        return None
+    return Path(cached) if isinstance(cached, str) else None
 
 
 def read_image_processor(folder: str | os.PathLike) -> Any:

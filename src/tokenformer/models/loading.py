@@ -74,11 +74,14 @@ def read_model(folder: str | os.PathLike, device: str | None = "cpu") -> TokenFo
     return read_tokenformer(folder, device)
 
 
-def read_tokenformer(folder: str | os.PathLike, device: str | None = "cpu") -> Any:
-    """The model of a folder in its saved dtype, for use, not for training. A device of None is the fastest there is."""
+def read_tokenformer(folder: str | os.PathLike, device: str | None = "cpu", **options: Any) -> Any:
+    """The model of a folder in its saved dtype, for use, not for training. A device of None is the fastest there is.
+
+    Of from_pretrained's `options` a dtype and a configuration may be given.
+    """
     kind = MODELS[type(read_tokenformer_config(folder))]
     target = _device(device)
-    model, info = _weights(kind, folder)
+    model, info = _weights(kind, folder, **options)
     # transformers only warns of these, and draws what is missing at random.
     wrong = wrong_keys(info["missing_keys"], info["unexpected_keys"])
     if wrong:

@@ -65,6 +65,11 @@ class TokenFormerVisionEmbedding(nn.Module):
                 "needed"
             )
         height, width = pixel_values.shape[-2:]
+        if min(height, width) < self.config.patch_size:
+            raise BadRequestError(
+                f"images of {height} × {width} pixels were given, smaller than a patch of {self.config.patch_size} × "
+                f"{self.config.patch_size}; enlarge them"
+            )
         if not interpolate and (height, width) != (size, size):
             raise BadRequestError(
                 f"images of {height} × {width} pixels were given, and the model has positions for {size} × {size}; "
@@ -98,6 +103,7 @@ class TokenFormerVisionPreTrainedModel(TokenFormerPreTrainedModel):
     input_modalities = ["image"]
     _no_split_modules = ["TokenFormerVisionEmbedding", "TokenFormerLayer"]
     _input_embed_layer = "patch_embeddings"
+    no_decay = ("class_token", "position_embeddings")
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -156,7 +162,7 @@ class TokenFormerForImageClassification(TokenFormerVisionPreTrainedModel):
         super().__init__(config)
         self.num_labels = config.num_labels or 0
         self.model = TokenFormerVisionModel(config)
-        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
+        self.classifier = nn.Linear(config.hidden_size, self.num_labels) if self.num_labels else nn.Identity()
         self.post_init()
 
     @can_return_tuple

@@ -55,7 +55,10 @@ class TokenFormerVisionConfig(TokenFormerBaseConfig):
         """Called by transformers whenever a configuration is made."""
         super().validate_architecture()
         if self.patch_size < 1 or self.image_size < 1 or self.image_size % self.patch_size:
-            raise ValueError(f"image_size={self.image_size} does not divide into patches of {self.patch_size} pixels")
+            raise ValueError(
+                f"image_size={self.image_size} does not divide into patches of {self.patch_size} pixels; change "
+                "image_size or patch_size"
+            )
         for field, known in (("pooling", POOLINGS), ("position_embedding", POSITIONS)):
             value = getattr(self, field)
             if value not in known:

@@ -18,6 +18,7 @@ from ..data.mix import check_even_batch
 from ..errors import BadRequestError
 from ..models import TokenFormerForImageClassification, TokenFormerVisionConfig
 from ..models.images import IMAGE_PROCESSOR_FILE
+from ..models.loading import read_tokenformer
 from .order import OrderedImages
 from .task import Task
 
@@ -75,7 +76,9 @@ class ImageTask(Task):
         for field, key in (("image_size", "size"), ("num_channels", "channels")):
             ours, theirs = getattr(config, field), getattr(self.section, key)
             if ours != theirs:
-                raise BadRequestError(f"data.{key} is {theirs}; the model takes {ours} (model.{field})")
+                raise BadRequestError(
+                    f"data.{key} is {theirs}, and the model takes {ours} (model.{field}); make them equal"
+                )
         if data is not None:  # also where a checkpoint was trained on other classes
             if len(data.id2label) < 2:
                 raise BadRequestError(f"the images have one class, {data.id2label[0]}; a classifier needs at least two")
@@ -91,7 +94,7 @@ class ImageTask(Task):
         model = TokenFormerForImageClassification(config)
         if checkpoint is None:
             return model, False
-        trained = TokenFormerForImageClassification.from_pretrained(checkpoint, dtype=torch.float32)
+        trained = read_tokenformer(checkpoint, dtype=torch.float32)
         known = trained.config.id2label
         unnamed = known == {i: f"LABEL_{i}" for i in range(config.num_labels or 0)}
         if known == config.id2label or unnamed:

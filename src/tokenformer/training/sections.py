@@ -37,6 +37,7 @@ def structured(cls: Any, section: Mapping[str, Any], where: str, elsewhere: Mapp
     return cls(**values)
 
 
+MANY = {str: "texts", float: "numbers"}
 SAID = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list"}
 
 
@@ -44,6 +45,8 @@ def said(hint: Any) -> str:
     """How an error names a type. That a key may be left out goes without saying."""
     if _is_union(hint):
         return " or ".join(dict.fromkeys(said(choice) for choice in get_args(hint) if choice is not type(None)))
+    if get_origin(hint) is list:
+        return f"a list of {MANY.get(get_args(hint)[0], 'keys and values')}"
     return SAID.get(get_origin(hint) or hint, "a list of keys and values")
 
 

@@ -13,6 +13,7 @@ from ..data import BlockStream, DataConfig, PreparedData, load_tokenizer, prepar
 from ..data.config import check_config
 from ..errors import BadRequestError
 from ..models import TokenFormerConfig, TokenFormerForCausalLM
+from ..models.loading import read_tokenformer
 from .checkpoint import checkpoint_step
 from .order import STREAM_FILE, OrderedBlocks, StreamedBlocks
 from .task import Task
@@ -93,7 +94,7 @@ class TextTask(Task):
     def first_model(self, config: TokenFormerConfig, checkpoint: str | None) -> tuple[TokenFormerForCausalLM, bool]:
         if checkpoint is None:
             return TokenFormerForCausalLM(config), False
-        return TokenFormerForCausalLM.from_pretrained(checkpoint, config=config, dtype=torch.float32), True
+        return read_tokenformer(checkpoint, config=config, dtype=torch.float32), True
 
     def for_use(self, config: TokenFormerConfig) -> None:
         config.chunked_loss = False

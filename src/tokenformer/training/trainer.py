@@ -74,6 +74,11 @@ class LadderTrainer(Trainer):
         """The model without what accelerate put around it."""
         return self.accelerator.unwrap_model(self.model)
 
+    def get_decay_parameter_names(self, model: Any) -> list[str]:
+        """All but those that Trainer leaves out, norms and biases, and those that the model does."""
+        spared = tuple(self.plain_model.no_decay)
+        return [name for name in super().get_decay_parameter_names(model) if name.rpartition(".")[2] not in spared]
+
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """As Trainer's, with a rate by depth; after each step frozen rows are put back and weights averaged."""
         optimizer = super().create_optimizer(model)
