@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from data_files import prepared, write_documents, write_jsonl
 from tokenformer import BadFileError, BadRequestError
 from tokenformer.data import DataConfig
+from tokenformer.data.sources import find_sources
 
 
 def refused(error, message, *args, **settings):
@@ -46,10 +47,38 @@ def test_a_corpus_shorter_than_a_block_is_an_error_with_the_numbers(tmp_path):
         BadRequestError,
         "the validation text has 6 tokens, fewer than one block of 8; .*validation_fraction",
         tmp_path,
-        source,
+        source[1:] * 2,
         block_length=8,
         validation=str(source[0]),
     )
+
+
+@pytest.mark.parametrize("validation", ["c/0000.txt", "./c/../c/0000.txt", "c/*0.txt", "c"])
+def test_what_is_trained_on_is_not_validated_on(tmp_path, monkeypatch, validation):
+    source = write_documents(tmp_path / "c", [b"some text of one", b"and of another"])
+    monkeypatch.chdir(tmp_path)
+    refused(
+        BadRequestError,
+        r"c/0000.txt is given for training and for validation; leave validation out, and validation_fraction",
+        tmp_path,
+        source,
+        validation=validation,
+    )
+
+
+@pytest.mark.parametrize("kind", ["saved", "parts", "hub"])
+def test_nor_the_same_part_of_a_dataset(tmp_path, monkeypatch, kind):
+    import datasets
+
+    rows = datasets.Dataset.from_dict({"text": ["some text of one", "and of another"]})
+    rows.save_to_disk(tmp_path / "saved")
+    datasets.DatasetDict({"train": rows, "validation": rows}).save_to_disk(tmp_path / "parts")
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **more: rows)
+    name = "owner/name" if kind == "hub" else str(tmp_path / kind)
+    same = {"validation": name, "hub_validation_split": "train"}
+    refused(BadRequestError, f"{name} is given for training and for validation", tmp_path, name, **same)
+    if kind != "saved":
+        assert find_sources(DataConfig(train=name, validation=name), "validation")[0].split == "validation"
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])

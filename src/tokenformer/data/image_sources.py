@@ -18,7 +18,7 @@ from .config import as_list
 from .image_config import ImageConfig
 from .image_tables import Pixels, Source, Table
 from .readers import Dataset, opened
-from .sources import HUB_PREFIX, files_in, is_saved_dataset, looks_like_hub
+from .sources import HUB_PREFIX, check_apart, files_in, is_saved_dataset, looks_like_hub
 
 # Endings that Pillow reads and that people keep photographs in; others in a class folder are passed over.
 ENDINGS = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif", ".jp2"}
@@ -87,7 +87,9 @@ def find_images(config: ImageConfig, part: str = "train", names: list[str] | Non
     if not given:
         raise BadRequestError(f"no images were given for {part}; name a folder, Parquet or IDX files, a Hub dataset")
     if part == "validation":
-        _check_apart(given, config)
+        trained = {place for name in as_list(config.images or []) for place in _places(name, config, "train")}
+        for name in given:
+            check_apart(name, _places(name, config, part), trained)
     sources = [source for name in given for source in _find(name, config, part)]
     if not any(len(source) for source in sources):
         raise BadRequestError(f"there are no images in {', '.join(given)}")
@@ -205,17 +207,6 @@ def _find(name: str, config: ImageConfig, part: str) -> Iterator[Source]:
         raise BadRequestError(
             f"there is no file or folder {name}; a Hub dataset without an owner in its name is written {HUB_PREFIX}NAME"
         )
-
-
-def _check_apart(validation: list[str], config: ImageConfig) -> None:
-    """Refuse to validate on what is trained on, however it is spelt."""
-    trained = {place for name in as_list(config.images or []) for place in _places(name, config, "train")}
-    for name in validation:
-        if trained & _places(name, config, "validation"):
-            raise BadRequestError(
-                f"{name} is given for training and for validation; leave validation out, and validation_fraction holds "
-                "out some of it"
-            )
 
 
 def _places(name: str, config: ImageConfig, part: str) -> set[str]:

@@ -29,7 +29,29 @@ def find_sources(config: DataConfig, part: str = "train") -> list[Source]:
     if not names:
         raise BadRequestError(f"no source was given for {part}; name files, folders, a Hub dataset, or stdlib")
     split = config.hub_split if part == "train" else config.hub_validation_split
-    return [source for name in names for source in _find(name, config, split)]
+    found = [source for name in names for source in _find(name, config, split)]
+    if part == "validation":
+        trained = {_place(source) for source in find_sources(config)}
+        for source in found:
+            check_apart(source.name, {_place(source)}, trained)
+    return found
+
+
+def check_apart(name: str, places: set[str], trained: set[str]) -> None:
+    """Refuse to validate on what is trained on. Places are paths, or other names of what is read."""
+    if places & trained:
+        raise BadRequestError(
+            f"{name} is given for training and for validation; leave validation out, and validation_fraction holds out "
+            "some of it"
+        )
+
+
+def _place(source: Source) -> str:
+    """What it reads: the same for the same text, however its name is spelt."""
+    if not isinstance(source, Dataset) or (Path(source.name) / "state.json").exists():
+        return str(Path(source.name).resolve())
+    name = Path(source.name).resolve() if source.saved else source.name
+    return f"{name} {source.config} {source.split}"
 
 
 def _find(name: str, config: DataConfig, split: str) -> Iterator[Source]:
