@@ -19,7 +19,7 @@ sys.path.append(str(Path(__file__).parent.parent / "experiments"))
 
 import lab.train
 import run as experiments
-from lab import data, images
+from lab import data, images, results, sizes
 from lab.models import GeluL1, SeparateProjections, build, equal_neox, equal_vit
 from lab.net2net import widen, widen_ffn
 from lab.pool import train_all
@@ -359,12 +359,34 @@ def test_separate_projections_are_the_joint_one():
 
 
 def test_the_rates_are_those_of_tokenformer_train():
-    recipe = load_recipe(ROOT / "recipes" / "enwik8_ladder.yaml", ["growth.warmup_steps=20", "growth.decay_steps=100"])
+    changes = ["growth.warmup_steps=20", "growth.decay_steps=100", "training.learning_rate=0.5"]
+    changes.append("growth.stages.2.learning_rate=0.25")
+    recipe = load_recipe(ROOT / "recipes" / "enwik8_ladder.yaml", changes)
     ladder = build_ladder(recipe, first_config(recipe, None), 1)
     steps = ladder.stages[-1].end
-    run = Run(TINY, 1.0, steps, warmup=20, decay=100 / steps)
-    for step in (0, 5, 19, 20, 1000, steps - 100, steps - 50, steps - 1):
-        assert run.learning_rate(step) == pytest.approx(ladder.learning_rate(step))
+    growths = [Growth(stage.start) for stage in ladder.stages[1:]]
+    growths[1] = replace(growths[1], lr=0.25)
+    run = Run(TINY, 0.5, steps, growths=tuple(growths), warmup=20, decay=100 / steps)
+    for step in (0, 5, 19, 20, 1000, 2399, 2400, 3300, steps - 100, steps - 50, steps - 1):
+        assert run.learning_rate(step) == pytest.approx(0.5 * ladder.learning_rate(step))
+    assert [ladder.learning_rate(step) for step in (2399, 2400)] == [1, 0.5]
+
+
+def test_rates_are_tried_to_the_end_until_a_lower_one_is_worse(monkeypatch):
+    """What is best after PROBE steps need not be best in the end; as long as a run is missing nothing is chosen."""
+    model, ends = sizes.token_former(128), {}
+
+    def loss(run):
+        return {1e-3: 3.0, 2e-3: 2.0, 4e-3: 2.5}[run.lr] if run.steps == sizes.PROBE else ends.get(run.lr)
+
+    monkeypatch.setattr(results, "final", loss)
+    for lr, rates in ((2e-3, [1e-3, 2e-3]), (1e-3, [5e-4, 1e-3, 2e-3]), (5e-4, [5e-4, 1e-3, 2e-3])):
+        assert sizes.rate_of(model) is None
+        assert sizes.seeded(model) == []
+        ends[lr] = {2e-3: 1.6, 1e-3: 1.5, 5e-4: 1.55}[lr]
+        assert [run.lr for run in sizes.to_the_end(model)] == rates
+    assert sizes.rate_of(model) == 1e-3
+    assert [(run.lr, run.steps, run.seed) for run in sizes.seeded(model)] == [(1e-3, 2000, seed) for seed in (0, 1, 2)]
 
 
 def test_flops_follow_the_growth():

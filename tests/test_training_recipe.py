@@ -93,6 +93,8 @@ def test_the_resolved_recipe_is_a_recipe(tmp_path):
         (["growth.min_lr_ratio=2"], r"growth.min_lr_ratio is 2; from 0 to 1 is needed"),
         (["growth.stages=3"], r"growth.stages is 3; a list of stages is needed"),
         (["growth.stages=[{steps: 3}]", "growth.trigger=plateau"], r"no second stage to grow into"),
+        (["growth.stages.1.learning_rate=0"], r"growth.stages\[1\].learning_rate is 0; it must be above 0"),
+        (["growth.stages.1.learning_rate=fast"], r"growth.stages\[1\].learning_rate is 'fast'; a number is needed"),
         (["training.learning_rate=abc"], r"training.learning_rate is 'abc'; a number is needed"),
         (["training.bf16=maybe"], r"training.bf16 is 'maybe'; true or false is needed"),
         (["training.seed=abc"], r"training.seed is 'abc'; a whole number is needed"),

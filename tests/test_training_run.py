@@ -75,6 +75,16 @@ def test_one_schedule_over_the_ladder_and_a_checkpoint_before_the_decay(ladder_r
     assert (out / "stage-3" / "checkpoint-22" / "KEEP").exists()
 
 
+def test_a_rate_from_a_stage_on(tmp_path):
+    stages = [{"steps": 4}, {"factor": 2, "steps": 4, "learning_rate": 1e-3}, {"factor": 2, "steps": 4}]
+    recipe = write_recipe(tmp_path, growth={"stages": stages, "warmup_steps": 0, "decay_steps": 2})
+    run(recipe, tmp_path / "run")
+    rates = {line["step"]: line["lr"] for line in metrics(tmp_path / "run") if line["kind"] == "train"}
+    assert rates[4] == pytest.approx(3e-3)
+    assert rates[6] == rates[8] == rates[10] == pytest.approx(1e-3)
+    assert rates[12] == pytest.approx(0.5e-3)
+
+
 def test_a_decay_that_begins_with_the_last_growth_keeps_the_grown_checkpoint(tmp_path):
     stages = [{"steps": 4}, {"factor": 2, "steps": 6}]
     recipe = write_recipe(tmp_path, growth={"stages": stages, "warmup_steps": 0, "decay_steps": 20})

@@ -2,9 +2,9 @@
 
     make experiment NAME=equal_parameters
 
-Both kinds try three rates at every size, the small sizes to the end, the others for a third of the steps; the best is
-then trained to the end, with three seeds where a run is short. `TRIALS` are changes of TokenFormer's defaults, tried at
-the smallest size.
+Both kinds try three rates at every size, the smallest to the end, the others for a third of the steps, then the best
+and those below it to the end. The best of these has three seeds. `TRIALS` are changes of TokenFormer's defaults, tried
+at the smallest size.
 """
 
 from dataclasses import replace
@@ -14,7 +14,7 @@ from typing import Any
 from lab.figures import OURS, THEIRS, draw, legend, plain_ticks
 from lab.models import equal_neox
 from lab.results import final, finished, losses, parameters, write_results
-from lab.sizes import PROBE, RATES, models, scratch, seeded, sweep, token_former
+from lab.sizes import PROBE, RATES, models, scratch, seeded, sweep, to_the_end, token_former
 from lab.spec import Run, TokenFormer
 from lab.tables import markdown, number, with_spread
 
@@ -73,8 +73,8 @@ TRIALS: dict[str, Run] = {
 def plan() -> list[Run]:
     """The trials, the rates, the best of them with all seeds."""
     kinds = [model for width in WIDTHS for model in models(width, width)]
-    rates, repeated = ([run for model in kinds for run in runs(model)] for runs in (sweep, seeded))
-    return [*TRIALS.values(), *rates, *repeated]
+    tried = [run for runs in (sweep, to_the_end, seeded) for model in kinds for run in runs(model)]
+    return [*TRIALS.values(), *tried]
 
 
 def report() -> None:
@@ -90,6 +90,7 @@ def report() -> None:
                     "parameters": parameters(done[0]),
                     **losses(done),
                     "rates": {f"{run.lr:g}": final(run) for run in sweep(done[0].model)},
+                    "to_the_end": {f"{run.lr:g}": final(run) for run in to_the_end(done[0].model)},
                 }
         findings["sizes"].append({"width": width, **found})
     findings["trials"] = {name: final(run) for name, run in TRIALS.items()}
@@ -140,12 +141,15 @@ def tables(findings: dict[str, Any]) -> dict[str, str]:
             )
         for name, kind in (("TokenFormer", ours), ("GPT-NeoX", theirs)):
             if kind:
-                tried = ", ".join(f"{rate}: {number(loss)}" for rate, loss in kind["rates"].items())
-                rates.append([name, f"{kind['parameters']:,}", tried])
+                tried = (
+                    ", ".join(f"{rate}: {number(loss)}" for rate, loss in kind[steps].items())
+                    for steps in ("rates", "to_the_end")
+                )
+                rates.append([name, f"{kind['parameters']:,}", *tried])
     trials = [[name, number(loss)] for name, loss in findings["trials"].items()]
     header = ["parameters, ours / theirs", "validation, ours", "GPT-NeoX", "test, ours", "GPT-NeoX", "rates"]
     return {
         "sizes": markdown(header, sizes),
-        "rates": markdown(["model", "parameters", "validation loss by rate"], rates),
+        "rates": markdown(["model", "parameters", "validation loss by rate", "to the end"], rates),
         "trials": markdown(["change", "validation loss"], trials),
     }

@@ -53,9 +53,9 @@ def _last(run: Run, kind: str) -> dict[str, Any] | None:
 
 
 def best(runs: Iterable[Run]) -> Run | None:
-    """The run with the lowest validation loss, once all of them are finished."""
+    """The run with the lowest validation loss, once all of them are finished; None of no runs."""
     losses = {run: final(run) for run in runs}
-    return None if None in losses.values() else min(losses, key=lambda run: losses[run] or math.inf)
+    return None if not losses or None in losses.values() else min(losses, key=lambda run: losses[run] or math.inf)
 
 
 def shape_at(run: Run, step: int) -> Any:

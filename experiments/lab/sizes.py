@@ -21,7 +21,7 @@ RATES = {TokenFormer: (1e-3, 2e-3, 4e-3), NeoX: (2e-3, 4e-3, 8e-3)}
 SEEDS = (0, 1, 2)
 # Parameters up to which every rate is tried to the end, and the best is trained with every seed.
 TINY, SMALL = 400_000, 1_200_000
-PROBE = 600  # steps that every rate is tried for at the larger sizes
+PROBE = 600  # steps that every rate is tried for at the larger sizes, before a few are tried to the end
 
 
 def token_former(tokens: int, width: int = 128, **more: Any) -> TokenFormer:
@@ -59,15 +59,35 @@ def at_rates(at: Callable[[float], Run], rates: Sequence[float]) -> list[Run]:
     return [*runs, at(beyond[chosen])] if chosen in beyond else runs
 
 
+def down_from(probes: Sequence[Run], at: Callable[[float], Run]) -> list[Run]:
+    """Longer runs, from the best rate of shorter ones down until one is worse; empty as long as that is not known.
+
+    The longer one trains, the lower the best rate may be.
+    """
+    chosen = best(probes)
+    if chosen is None:
+        return []
+    runs = [at(chosen.lr / 2), at(chosen.lr)]
+    while best(runs) == runs[0]:
+        runs.insert(0, at(runs[0].lr / 2))
+    return runs
+
+
 def sweep(model: TokenFormer | NeoX) -> list[Run]:
     """Every rate, with the first seed: to the end for the smallest sizes, for PROBE steps for the others."""
     tiny = has_fewer(model, TINY)
     return at_rates(lambda rate: scratch(model, rate) if tiny else Run(model, rate, PROBE), RATES[type(model)])
 
 
+def to_the_end(model: TokenFormer | NeoX) -> list[Run]:
+    """The rates that are tried to the end, with the first seed; empty as long as they are not known."""
+    rates = sweep(model)
+    return rates if has_fewer(model, TINY) else down_from(rates, lambda rate: scratch(model, rate))
+
+
 def rate_of(model: TokenFormer | NeoX) -> float | None:
     """The best of the rates, once all are tried."""
-    chosen = best(sweep(model))
+    chosen = best(to_the_end(model))
     return None if chosen is None else chosen.lr
 
 

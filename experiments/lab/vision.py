@@ -9,7 +9,7 @@ from typing import Any
 
 from .models import equal_vit
 from .results import best
-from .sizes import SEEDS, at_rates
+from .sizes import SEEDS, at_rates, down_from
 from .spec import Run, TokenViT, ViT
 
 TOKENS, WIDTH, HEADS = 72, 96, 3
@@ -40,13 +40,18 @@ def sweep(model: TokenViT | ViT) -> list[Run]:
     return at_rates(lambda rate: scratch(model, rate, steps=EPOCH), RATES)
 
 
-def rate_of(model: TokenViT | ViT) -> float | None:
-    """The best of the rates, once all are tried."""
-    chosen = best(sweep(model))
+def to_the_end(model: TokenViT | ViT) -> list[Run]:
+    """The best rate of one epoch and lower ones, for all epochs; empty as long as that is not known."""
+    return down_from(sweep(model), lambda rate: scratch(model, rate))
+
+
+def rate_of(model: TokenViT | ViT, steps: int = STEPS) -> float | None:
+    """The best of the rates for an epoch or for all, once they are tried."""
+    chosen = best(sweep(model) if steps == EPOCH else to_the_end(model))
     return None if chosen is None else chosen.lr
 
 
 def seeded(model: TokenViT | ViT, steps: int = STEPS, like: TokenViT | ViT | None = None) -> list[Run]:
     """Training from scratch with every seed at the best rate of `like`, or of itself; empty while it is not known."""
-    rate = rate_of(like or model)
+    rate = rate_of(like or model, steps)
     return [] if rate is None else [scratch(model, rate, seed, steps) for seed in SEEDS]

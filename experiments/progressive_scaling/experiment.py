@@ -13,7 +13,7 @@ from typing import Any
 
 from lab.figures import OURS, THEIRS, colour, draw, legend
 from lab.results import compute, curve, final, finished, flops, losses, rise_at_growth, shape_at, spread, write_results
-from lab.sizes import RATES, SEEDS, SIZES, STEPS, models, rate_of, scratch, seeded, sweep, token_former
+from lab.sizes import RATES, SEEDS, SIZES, STEPS, models, rate_of, scratch, seeded, sweep, to_the_end, token_former
 from lab.spec import Growth, Run, TokenFormer
 from lab.tables import change, markdown, number, with_spread
 
@@ -31,6 +31,7 @@ class Ladder:
     base: int = BASE
     factors: tuple[int, ...] = (2, 2, 2)
     growth: dict[str, Any] = field(default_factory=dict)
+    halved: int | None = None  # the growth step, from 0, at which the rate is halved for good
     cosine: bool = False
     model: TokenFormer = SMALLEST
     text: str = "enwik8"
@@ -39,13 +40,14 @@ class Ladder:
         """The branch that ends at a size; `rung` 0 is the smallest."""
         if self.cosine:
             stage = self.hold + self.decay
-            growths = self._growths(rung, STEPS, stage)
+            growths = self._growths(rung, STEPS, stage, lr)
             return Run(self.model, lr, STEPS + rung * stage, seed, growths, self.text, "cosine")
-        steps, growths = self.base + rung * self.hold + self.decay, self._growths(rung, self.base, self.hold)
+        steps, growths = self.base + rung * self.hold + self.decay, self._growths(rung, self.base, self.hold, lr)
         return Run(self.model, lr, steps, seed, growths, self.text, decay=self.decay / steps)
 
-    def _growths(self, rung: int, start: int, every: int) -> tuple[Growth, ...]:
-        return tuple(Growth(start + i * every, self.factors[i], **self.growth) for i in range(rung))
+    def _growths(self, rung: int, start: int, every: int, lr: float) -> tuple[Growth, ...]:
+        rates = [lr / 2 if i == self.halved else None for i in range(rung)]
+        return tuple(Growth(start + i * every, self.factors[i], **self.growth, lr=rate) for i, rate in enumerate(rates))
 
     def runs(self, lr: float, seed: int = 0) -> list[Run]:
         """The branches of all sizes but the smallest, which is trained from scratch."""
@@ -64,6 +66,7 @@ METHODS: dict[str, Ladder] = {
 OTHERS: dict[str, Ladder] = {
     "rotate, decay over 400 steps instead of 300": Ladder(decay=400, growth=ROTATE),
     "rotate, decay over 400 steps, grown 400 steps later": Ladder(decay=400, base=2000, growth=ROTATE),
+    "the same, with half the rate from 128 tokens on": Ladder(decay=400, base=2000, growth=ROTATE, halved=1),
     "rotate, Adam reset": Ladder(factors=TWO, growth={**ROTATE, "adam": "reset"}),
     "rotate, only new tokens train": Ladder(factors=TWO, growth={**ROTATE, "trains": "new"}),
     "rotate, grown early": Ladder(factors=TWO, base=800, growth=ROTATE),
@@ -76,9 +79,14 @@ OTHERS: dict[str, Ladder] = {
     "rotate, a quarter as long": Ladder(hold=100, decay=75, factors=TWO, growth=ROTATE),
 }
 AT_1600 = OTHERS["rotate, decay over 400 steps instead of 300"]
-BEST = OTHERS["rotate, decay over 400 steps, grown 400 steps later"]
+LATER = OTHERS["rotate, decay over 400 steps, grown 400 steps later"]
+BEST = OTHERS["the same, with half the rate from 128 tokens on"]
 RATED = replace(AT_1600, factors=(2,))
-SEEDED = {"grown at 1600": replace(AT_1600, factors=TWO), "grown at 2000": replace(BEST, factors=TWO)}
+SEEDED = {
+    "grown at 1600": replace(AT_1600, factors=TWO),
+    "grown at 2000": replace(LATER, factors=TWO),
+    "grown at 2000, then half the rate": replace(BEST, factors=TWO),
+}
 # The methods once more, with the paper's initialisation: these came first.
 PAPER, PAPER_RATE = TokenFormer(SIZES[0]), 2e-3
 PAPER_LADDERS = {name: replace(ladder, model=PAPER, factors=TWO) for name, ladder in METHODS.items()}
@@ -94,7 +102,7 @@ def plan() -> list[Run]:
     paper = [run for ladder in PAPER_LADDERS.values() for run in ladder.runs(PAPER_RATE)]
     methods, others = ([run for one in ladders.values() for run in one.runs(lr)] for ladders in (METHODS, OTHERS))
     kinds = [model for tokens in SIZES for model in models(tokens)]
-    peers = [run for model in kinds for run in sweep(model)] + [run for model in kinds for run in seeded(model)[:1]]
+    peers = [run for runs in (sweep, to_the_end) for model in kinds for run in runs(model)]
     peers += [run for tokens in SIZES[:3] for run in seeded(token_former(tokens))]
     rates = [run for other in RATES[TokenFormer] for run in RATED.runs(other)]
     seeds = [run for ladder in SEEDED.values() for seed in SEEDS for run in ladder.runs(lr, seed)]

@@ -2,8 +2,8 @@
 
     make experiment NAME=vision-equal
 
-Both try the same rates for an epoch; the best is trained to the end with three seeds. The ViT is tried with an
-initialisation as wide as ours too, and gets the better of the two.
+Both try the same rates for an epoch, then the best and lower ones to the end; the best of these has three seeds. The
+ViT is tried with an initialisation as wide as ours too, and gets the better of the two.
 """
 
 from dataclasses import replace
@@ -14,7 +14,7 @@ from lab.figures import OURS, THEIRS, draw, legend
 from lab.results import accuracies, best, curve, finished, flops, image_scores, parameters, write_results
 from lab.spec import Run, ViT
 from lab.tables import IMAGE_HEADER, image_cells, markdown, number
-from lab.vision import WIDTH, seeded, sweep, token_vit, vit
+from lab.vision import WIDTH, seeded, sweep, to_the_end, token_vit, vit
 
 HERE = Path(__file__).parent
 NARROW, WIDE = vit(), replace(vit(), init=WIDTH**-0.5)
@@ -35,7 +35,8 @@ def kinds() -> dict[str, list[Run]]:
 def plan() -> list[Run]:
     """The rates, then the best of them with all seeds."""
     rates = [run for model in (token_vit(), NARROW, WIDE) for run in sweep(model)]
-    return rates + [run for runs in kinds().values() for run in runs]
+    ends = [run for model in (token_vit(), peer()) if model is not None for run in to_the_end(model)]
+    return rates + ends + [run for runs in kinds().values() for run in runs]
 
 
 def report() -> None:
@@ -47,7 +48,10 @@ def report() -> None:
             size = {"parameters": parameters(done[0]), "flops": flops(done[0])}
             findings["kinds"][name] = {**size, **image_scores(done)}
     for name, model in (("TokenFormer", token_vit()), ("ViT", NARROW), ("ViT, N(0, 0.1)", WIDE)):
-        findings["rates"][name] = {f"{run.lr:g}": accuracies([run])["mean"] for run in finished(sweep(model))}
+        findings["rates"][name] = {
+            steps: {f"{run.lr:g}": accuracies([run])["mean"] for run in finished(runs)}
+            for steps, runs in (("an epoch", sweep(model)), ("all epochs", to_the_end(model)))
+        }
     write_results(HERE, findings, plan())
     draw(HERE / "curves.png", [_curves])
 
@@ -74,7 +78,14 @@ def tables(findings: dict[str, Any]) -> dict[str, str]:
     ]
     header = ["model", "parameters", "FLOPs", "rate", *IMAGE_HEADER]
     tried = [
-        [name, ", ".join(f"{rate}: {number(100 * found, 1)}" for rate, found in rates.items())]
+        [
+            name,
+            *(
+                ", ".join(f"{rate}: {number(100 * found, 1)}" for rate, found in rates[steps].items()) or "-"
+                for steps in ("an epoch", "all epochs")
+            ),
+        ]
         for name, rates in findings.get("rates", {}).items()
     ]
-    return {"kinds": markdown(header, rows), "rates": markdown(["model", "accuracy in % after an epoch"], tried)}
+    accuracy = ["model", "accuracy in % after an epoch", "after all"]
+    return {"kinds": markdown(header, rows), "rates": markdown(accuracy, tried)}

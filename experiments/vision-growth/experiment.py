@@ -14,7 +14,7 @@ from lab.figures import colour, draw, legend
 from lab.results import accuracy, compute, curve, finished, flops, image_scores, write_results
 from lab.spec import Growth, Run
 from lab.tables import IMAGE_HEADER, image_cells, markdown
-from lab.vision import SEEDS, STEPS, TOKENS, rate_of, scratch, seeded, sweep, token_vit
+from lab.vision import SEEDS, STEPS, TOKENS, rate_of, scratch, seeded, sweep, to_the_end, token_vit
 
 HERE = Path(__file__).parent
 SMALL, LARGE = token_vit(TOKENS // 2), token_vit()
@@ -42,7 +42,13 @@ def small() -> list[Run]:
 
 def plan() -> list[Run]:
     """The rates, both sizes from scratch, then the ladders."""
-    return [*sweep(LARGE), *small(), *seeded(LARGE), *(run for runs in ladders().values() for run in runs)]
+    return [
+        *sweep(LARGE),
+        *to_the_end(LARGE),
+        *small(),
+        *seeded(LARGE),
+        *(run for runs in ladders().values() for run in runs),
+    ]
 
 
 def report() -> None:

@@ -38,6 +38,7 @@ def describe(recipe: Recipe) -> Iterator[tuple[str, dict[str, str]]]:
                 "tokens a layer": ", ".join(f"{role} {n:,}" for role, n in stage.config.num_tokens.items()),
                 f"FLOPs {task.one_unit}": f"{forward:.3g} forward, {training:.3g} training",
                 "steps": f"{stage.steps:,} ({stage.start:,} to {stage.end:,})",
+                "learning rate": f"{stage.rate * recipe.training['learning_rate']:g}",
                 unit: f"{stage.steps * per_step:,}",
                 "compute": f"{stage.steps * per_step * training:.3g} FLOPs",
                 "memory": f"about {needed / 2**30:.2f} GiB a process {counted}",

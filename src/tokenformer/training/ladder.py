@@ -29,6 +29,7 @@ class Stage:
     growth: Growth | None
     adam: str
     trains: str
+    rate: float  # as a fraction of training.learning_rate
 
     @property
     def end(self) -> int:
@@ -60,6 +61,9 @@ class Ladder:
 
     def learning_rate(self, step: int) -> float:
         """The learning rate at a step, as a fraction of training.learning_rate."""
+        return self.stage_at(step).rate * self._scheduled(step)
+
+    def _scheduled(self, step: int) -> float:
         warmup = self.recipe.warmup_steps
         floor = self.recipe.min_lr_ratio
         if self.schedule == "wsd":
@@ -141,6 +145,7 @@ def build_ladder(
                 growth=step,
                 adam=request.adam or growth.adam,
                 trains=(request.trains or growth.trains) if number > 1 else "all",
+                rate=_rate(recipe, request, stages),
             )
         )
     return Ladder(tuple(stages), growth, task.unit, units_per_step)
@@ -155,6 +160,15 @@ def _steps(request: StageRecipe, units_per_step: int, samples: int | None) -> in
         assert samples is not None
         units = request.epochs * samples
     return max(1, round(units / units_per_step))
+
+
+def _rate(recipe: Recipe, request: StageRecipe, before: list[Stage]) -> float:
+    if request.learning_rate is None:
+        return before[-1].rate if before else 1.0
+    whole = recipe.training["learning_rate"]
+    if not whole > 0:
+        raise BadRequestError(f"training.learning_rate is {whole}; stages with rates of their own need one above 0")
+    return request.learning_rate / whole
 
 
 def _single_stage_steps(recipe: Recipe) -> int:

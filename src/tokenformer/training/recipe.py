@@ -97,6 +97,7 @@ class StageRecipe:
     method: str | None = None
     adam: str | None = None
     trains: str | None = None
+    learning_rate: float | None = None  # from this stage on; None: as before
 
 
 @dataclass
@@ -299,9 +300,9 @@ def _check_growth(section: dict[str, Any], path: Path, mine: type[Task], other: 
                 f"{path}: growth.stages[{i}] has {' and '.join(budgets) or 'no budget'}; give one of {known}, as "
                 "steps=100, and null to the others"
             )
-        for key, budget in budgets.items():
-            if not budget > 0:
-                raise BadRequestError(f"{path}: growth.stages[{i}].{key} is {budget}; it must be above 0")
+        for key, number in {**budgets, "learning_rate": stage.learning_rate}.items():
+            if number is not None and not number > 0:
+                raise BadRequestError(f"{path}: growth.stages[{i}].{key} is {number}; it must be above 0")
     if growth.trigger == "plateau" and len(growth.stages) < 2:
         raise BadRequestError(f"{path}: growth.trigger is plateau, and there is no second stage to grow into")
     return growth
