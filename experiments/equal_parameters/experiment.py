@@ -141,15 +141,15 @@ def tables(findings: dict[str, Any]) -> dict[str, str]:
             )
         for name, kind in (("TokenFormer", ours), ("GPT-NeoX", theirs)):
             if kind:
-                tried = (
+                short, end = (
                     ", ".join(f"{rate}: {number(loss)}" for rate, loss in kind[steps].items())
                     for steps in ("rates", "to_the_end")
                 )
-                rates.append([name, f"{kind['parameters']:,}", *tried])
+                rates.append([name, f"{kind['parameters']:,}", "-" if short == end else short, end])
     trials = [[name, number(loss)] for name, loss in findings["trials"].items()]
     header = ["parameters, ours / theirs", "validation, ours", "GPT-NeoX", "test, ours", "GPT-NeoX", "rates"]
     return {
         "sizes": markdown(header, sizes),
-        "rates": markdown(["model", "parameters", "validation loss by rate", "to the end"], rates),
+        "rates": markdown(["model", "parameters", f"validation loss by rate, {PROBE} steps", "to the end"], rates),
         "trials": markdown(["change", "validation loss"], trials),
     }
