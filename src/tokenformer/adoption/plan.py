@@ -90,11 +90,12 @@ def _check_arguments(model: Any, ballast: str, slack: float, tolerance: float | 
         )
     if ballast not in BALLASTS:
         raise BadRequestError(f"adopt: ballast={ballast!r} is not known; {did_you_mean(ballast, BALLASTS)}")
-    for name, number in (("slack", slack), ("tolerance", tolerance)):
-        # Without a tolerance the dtype decides.
-        if not (name == "tolerance" and number is None) and not (isinstance(number, Real) and 0 <= number < math.inf):
+    numbers = {"slack": slack} if tolerance is None else {"slack": slack, "tolerance": tolerance}
+    for name, number in numbers.items():
+        if not (isinstance(number, Real) and 0 <= number < math.inf):
             raise BadRequestError(f"adopt: {name}={number!r} was given; a number of at least 0 is needed")
-    if record_of(model.config) is None or next(pattention_layers(model), None) is not None:
+    built_anew = record_of(model.config) is not None and not any(pattention_layers(model))  # from its configuration
+    if not built_anew:
         check_whole_weights(model.config)
     if ballast == "single" and model.dtype == torch.float16:
         raise BadRequestError(

@@ -56,12 +56,12 @@ def adopt(
 
     The record of what was done is in `model.config`, and is saved and loaded with the model.
     """
+    sites = plan_adoption(model, parts, ballast=ballast, slack=slack, tolerance=tolerance)
     if inputs is not None and not isinstance(inputs, Mapping):
         raise BadRequestError(
             f"adopt: inputs is a {type(inputs).__name__}; the model's arguments by name are needed, such as "
-            f"inputs={{'{getattr(model, 'main_input_name', 'input_ids')}': …}}"
+            f"inputs={{'{model.main_input_name}': …}}"
         )
-    sites = plan_adoption(model, parts, ballast=ballast, slack=slack, tolerance=tolerance)
     allowed = tolerance_of(model.dtype) if tolerance is None else tolerance
     if ballast != "single":
         for site in sites:

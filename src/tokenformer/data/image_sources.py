@@ -7,6 +7,7 @@ any process can read, with a label each and the names of the classes. Nothing is
 import glob
 import hashlib
 import struct
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -117,9 +118,9 @@ def _class_names(sources: list[Source], config: ImageConfig) -> list[str]:
             + (f"names already: {_some(names)}" if found else f"{len(names)} classes; give one for each, in order")
         )
     given = [str(name) for name in config.class_names]
-    twice = next((name for name in given if given.count(name) > 1), None)
-    if twice is not None:
-        raise BadRequestError(f"class_names has {twice!r} more than once; each class needs a name of its own")
+    often, count = Counter(given).most_common(1)[0]
+    if count > 1:
+        raise BadRequestError(f"class_names has {often!r} more than once; each class needs a name of its own")
     return given
 
 
@@ -250,7 +251,6 @@ def _class_folder(folder: Path) -> Source:
     folders = sorted(inner for inner in folder.iterdir() if inner.is_dir() and not inner.name.startswith("."))
     files = [file for inner in folders for file in files_in(inner) if file.suffix.lower() in ENDINGS]
     classes = [file.relative_to(folder).parts[0] for file in files]
-    empty = [inner for inner in folders if inner.name not in set(classes)]
     if not files:
         tables = sorted(folder.glob("*.parquet"))
         hint = (
@@ -262,10 +262,11 @@ def _class_folder(folder: Path) -> Source:
             f"the sub-folders of {folder} are {', '.join(dict.fromkeys(classes))}, which are parts and not classes; "
             f"give images={folder / classes[0]} and validation={folder / classes[-1]} or the like"
         )
+    empty = {inner.name for inner in folders} - set(classes)
     if empty:
         raise BadRequestError(
-            f"the sub-folder {empty[0]} has no images, so its class would be missing and others would move up; remove "
-            "it, or put images in"
+            f"the sub-folder {folder / min(empty)} has no images, so its class would be missing and others would move "
+            "up; remove it, or put images in"
         )
     return Table.of_files(str(folder), [str(file) for file in files], classes)
 

@@ -89,10 +89,10 @@ class Table(Source):
 
     def where(self, row: int) -> str:
         """The file, if each image is one; a row that names one has it in brackets."""
-        image = self._images[row].as_py()
+        image = self._images[row]  # of which the bytes are not copied
         if self.folder:
-            return image["path"]
-        named = image is not None and image["bytes"] is None and image["path"] is not None
+            return image["path"].as_py()
+        named = image.is_valid and not image["bytes"].is_valid and image["path"].is_valid
         return super().where(row) + (f" ({image['path']})" if named else "")
 
     def encoded(self, row: int) -> bytes | str | None:

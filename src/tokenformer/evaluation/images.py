@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedModel
 
 from ..data.encode import available_cores
-from ..data.image_data import BadImageError, open_picture
+from ..data.image_data import BadImageError, ImageReadError, open_picture
 from ..data.image_sources import Gallery
 from ..errors import BadFileError, BadRequestError, did_you_mean, one_line
 from ..models.sample import evaluating
@@ -132,7 +132,7 @@ class _Pictures(Dataset[tuple[int, Tensor | str]]):
         try:
             return row, self.processor(picture, return_tensors="pt")["pixel_values"][0]
         except ValueError as error:
-            raise BadFileError(
+            raise ImageReadError(
                 f"the image processor cannot take an image of {self.channels} channels: {one_line(error)}; mend the "
                 "model's preprocessor_config.json"
             ) from error
