@@ -1,14 +1,16 @@
 """Make experiments: train what is not trained yet, then write their results and figures.
 
-    make experiment NAME=progressive_scaling        or: python experiments/run.py NAME [NAME…] [--report]
+    make experiment NAME=progressive_scaling        or: python experiments/run.py NAME [NAME…] [--kept | --report]
 
 Enters: folders beside this file with an experiment.py that has `plan()`, the runs it needs, `report()`, `tables()`, and
 `measure()` where something else than a loss is measured. Leaves: NAME/results.json, NAME/*.png, and the tables in the
-pages. States lie in runs/lab; the same command goes on where it was stopped, and runs that several experiments need are
-trained once. With --report nothing is trained and unfinished runs are left out.
+pages, and measured.jsonl. States lie in runs/lab; the same command goes on where it was stopped, and runs that several
+experiments need are trained once. With --kept, runs in measured.jsonl count as made, wherever that was. With --report
+they do too, nothing is trained, and unfinished runs are left out.
 """
 
 import importlib
+import json
 import signal
 import sys
 from pathlib import Path
@@ -16,7 +18,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
+from lab.kept import keep, take  # noqa: E402
 from lab.pool import OnlyOne, train_all  # noqa: E402
+from lab.results import finished  # noqa: E402
 from lab.tables import findings_of, pages, with_tables  # noqa: E402
 from lab.train import STORE  # noqa: E402
 
@@ -28,7 +32,7 @@ def names() -> list[str]:
 
 def main(arguments: list[str]) -> None:
     """Run the experiments that are named."""
-    chosen = [argument for argument in arguments if argument != "--report"]
+    chosen = [argument for argument in arguments if argument not in ("--report", "--kept")]
     for name in chosen:
         if name not in names():
             raise SystemExit(f"{name!r} is not an experiment; choose from {', '.join(names())}")
@@ -37,16 +41,34 @@ def main(arguments: list[str]) -> None:
     experiments = [importlib.import_module(f"{name}.experiment") for name in chosen]
     # So that the runs under way are stopped too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    if "--report" not in arguments:
+    if len(chosen) < len(arguments):
+        take()
+    if "--report" in arguments:
+        keep()
+        for name, experiment in zip(chosen, experiments, strict=True):
+            check_nothing_is_lost(name, len(finished(dict.fromkeys(experiment.plan()))))
+    else:
         with OnlyOne(STORE):
             train_all(lambda: [run for experiment in experiments for run in experiment.plan()])
             for experiment in experiments:
                 if hasattr(experiment, "measure"):
                     experiment.measure()
+        keep()
     for experiment in experiments:
         experiment.report()
     for page in pages():
         page.write_text(with_tables(page.read_text(), tables_of))
+
+
+def check_nothing_is_lost(name: str, here: int) -> None:
+    """A report of fewer runs than the committed one would throw results away."""
+    results = HERE / name / "results.json"
+    committed = len(json.loads(results.read_text())["runs"]) if results.exists() else 0
+    if here < committed:
+        raise SystemExit(
+            f"{name}: results.json has {committed} runs, and only {here} of them are here; it is left as it is; "
+            f"make the others again first: make experiment NAME={name}"
+        )
 
 
 def tables_of(name: str) -> dict[str, str]:

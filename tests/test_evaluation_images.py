@@ -243,9 +243,9 @@ def test_mistakes(tmp_path, photos):
     )
     processor = tmp_path / "model" / "preprocessor_config.json"
     processor.write_text(json.dumps({**json.loads(processor.read_text()), "image_mean": [0.5, 0.5]}))
-    ended(
-        run(*evaluate, photos), 1, "cannot take an image of 3 channels: ", "mend the model's preprocessor_config.json"
-    )
+    for size in (64, 1):  # of which the second has worker processes
+        result = run(*evaluate, photos, "--batch-size", size)
+        ended(result, 1, "cannot take an image of 3 channels: ", "mend the model's preprocessor_config.json")
     processor.unlink()
     ended(run(*evaluate, photos), 2, "has no preprocessor_config.json")
     processor.write_text("{")

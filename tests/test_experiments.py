@@ -19,11 +19,22 @@ sys.path.append(str(Path(__file__).parent.parent / "experiments"))
 
 import lab.train
 import run as experiments
-from lab import data, images, results, sizes
+from lab import data, images, kept, results, sizes
 from lab.models import GeluL1, SeparateProjections, build, equal_neox, equal_vit
 from lab.net2net import widen, widen_ffn
 from lab.pool import train_all
-from lab.results import accuracy, compute, final, flops, lines, non_embedding, parameters, rise_at_growth, shape_at
+from lab.results import (
+    accuracy,
+    compute,
+    curve,
+    final,
+    flops,
+    lines,
+    non_embedding,
+    parameters,
+    rise_at_growth,
+    shape_at,
+)
 from lab.spec import Growth, NeoX, Run, TokenFormer, TokenViT, ViT
 from lab.tables import pages, with_tables
 from lab.train import Training, finished_model, folder_of, task_of
@@ -175,6 +186,37 @@ def test_the_pool_trains_every_segment_once(monkeypatch, capfd):
     assert final(GROWN) is not None
     assert final(GROWN, "test") is not None
     assert final(replace(GROWN, seed=1)) is None
+
+
+def test_what_is_kept_counts_as_made_on_another_machine(monkeypatch, capfd, tmp_path):
+    monkeypatch.setattr("lab.pool.time.sleep", lambda _: None)
+    monkeypatch.setattr(kept, "FILE", tmp_path / "measured.jsonl")
+    monkeypatch.setattr(lab.train, "KEPT", {})
+    longer = replace(GROWN, steps=12)
+    train_all(lambda: [GROWN])
+    kept.keep()
+    made = {kind: final(GROWN, kind) for kind in ("end", "test")}
+    rise, points = rise_at_growth(GROWN), curve(GROWN)
+    monkeypatch.setattr(lab.train, "STORE", tmp_path / "new machine")
+    assert final(GROWN) is None
+    kept.take()
+    assert {kind: final(GROWN, kind) for kind in ("end", "test")} == made
+    assert (rise_at_growth(GROWN), curve(GROWN)) == (rise, points)
+    capfd.readouterr()
+    train_all(lambda: [GROWN, longer])
+    started = [line.split()[2] for line in capfd.readouterr().out.splitlines() if " start " in line]
+    assert started == [segment.name for segment in longer.segments()]  # whose first ones it needs the states of
+    kept.keep()
+    names = [json.loads(line)["segment"] for line in kept.FILE.read_text().splitlines()]
+    assert sorted({segment.name for run in (GROWN, longer) for segment in run.segments()}) == names
+
+
+def test_a_report_does_not_throw_results_away(monkeypatch, tmp_path):
+    monkeypatch.setattr(kept, "FILE", tmp_path / "measured.jsonl")
+    before = (ROOT / "experiments" / "theta" / "results.json").read_text()
+    with pytest.raises(SystemExit, match=r"theta: results.json has \d+ runs, and only 0 of them are here; it is left"):
+        experiments.main(["theta", "--report"])
+    assert (ROOT / "experiments" / "theta" / "results.json").read_text() == before
 
 
 def test_a_segment_that_fails_has_its_reason_in_the_log(monkeypatch):

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from .spec import Run, Segment
-from .train import Training, folder_of, result_of
+from .train import Training, folder_of, result_of, trained
 
 WORKERS = int(os.environ.get("WORKERS", os.cpu_count() or 1))
 # A fork has imported everything already: ten seconds less for every segment.
@@ -56,11 +56,11 @@ def train_all(plan: Callable[[], Iterable[Run]]) -> None:
 def _ready(runs: Iterable[Run], failed: set[str]) -> Iterable[Segment]:
     """The segments that can be trained now."""
     for run in runs:
-        for segment in run.segments():
-            if result_of(segment) is None:
-                if segment.name not in failed:
-                    yield segment
-                break
+        segments = run.segments()
+        # A result that is kept has no state to go on from: what comes before a missing one is trained again.
+        missing = [segment for segment in segments if trained(segment) is None]
+        if missing and result_of(segments[-1]) is None and missing[0].name not in failed:
+            yield missing[0]
 
 
 def _start(segment: Segment) -> BaseProcess:

@@ -24,13 +24,8 @@ from .train import result_of
 
 def lines(run: Run) -> list[dict[str, Any]]:
     """All measurements of a run's finished segments, in order."""
-    found = []
-    for segment in run.segments():
-        result = result_of(segment)
-        if result is None:
-            break
-        found += result["lines"]
-    return found
+    measured = [result["lines"] for segment in run.segments() if (result := result_of(segment)) is not None]
+    return [line for lines_of_one in measured for line in lines_of_one]
 
 
 def final(run: Run, kind: str = "end") -> float | None:
@@ -93,13 +88,7 @@ def _adopted_at(run: Run, step: int) -> tuple[int, int]:
 
 def rise_at_growth(run: Run) -> float:
     """How far the validation loss moved when the model grew: the largest step, up or down."""
-    rises = []
-    for growth in run.growths:
-        noted = [
-            one["loss"] for one in lines(run) if one["step"] == growth.step and one["kind"] in ("before", "growth")
-        ]
-        rises.append(noted[1] - noted[0])
-    return max(rises, key=abs)
+    return max((line["rise"] for line in lines(run) if line["kind"] == "growth"), key=abs)
 
 
 def parameters(run: Run) -> int:

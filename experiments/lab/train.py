@@ -30,6 +30,7 @@ from .spec import Growth, Run, Segment, TokenViT, ViT
 
 STORE = Path(os.environ.get("LAB", Path(__file__).parents[2] / "runs" / "lab"))
 LOG_STEPS, VALIDATION_STEPS, SAVE_STEPS = 50, 100, 100
+KEPT: dict[str, dict[str, Any]] = {}  # results by the segment's name; `kept.take` puts them here
 FEW, SOME, MANY = 64, 128, 512  # blocks that a validation looks at: on the way, at growth, at the end of a run
 
 
@@ -39,7 +40,12 @@ def folder_of(segment: Segment) -> Path:
 
 
 def result_of(segment: Segment) -> dict[str, Any] | None:
-    """What a finished segment measured."""
+    """What a finished segment measured, here or, where that is kept, on another machine."""
+    return trained(segment) or KEPT.get(segment.name)
+
+
+def trained(segment: Segment) -> dict[str, Any] | None:
+    """What a segment measured whose state is here too."""
     path = folder_of(segment) / "result.json"
     return _read_result(path) if path.exists() else None
 
@@ -97,9 +103,10 @@ class Training:
                 self._load(folder_of(segment.before) / "state.pt")
             if growth is not None:
                 # The end of the segment before may have been measured on more blocks.
-                self.measure("before", **self.validate("validation", SOME))
+                before = self.validate("validation", SOME)
                 self._grow(growth)
-                self.measure("growth", **self.validate("validation", SOME))
+                after = self.validate("validation", SOME)
+                self.measure("growth", **after, rise=after["loss"] - before["loss"])
         frozen = self.growth is not None and self.growth.trains == "new"
         self.frozen = FrozenRows(self.model, self.model.last_growth) if frozen else None
         ramp = self.growth is not None and self.growth.tau_steps and self.growth.step == segment.start

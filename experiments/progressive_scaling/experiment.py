@@ -174,8 +174,10 @@ def _curves(axes: Any) -> None:
     lr = rate_of(SMALLEST)
     for tokens, kinds in from_scratch().items():
         for name, run in kinds.items():
-            axes.plot(*curve(run), color=THEIRS if name == "gpt_neox" else colour(2), lw=0.8, alpha=0.8)
-            axes.annotate(tokens, (curve(run)[0][-1], curve(run)[1][-1]), fontsize=7)
+            hue, end = THEIRS if name == "gpt_neox" else colour(2), (flops(run), final(run))
+            axes.plot(*curve(run), color=hue, lw=0.8, alpha=0.8)
+            axes.plot(*end, ".", color=hue)
+            axes.annotate(tokens, end, fontsize=7)
     for run in BEST.runs(lr) if lr is not None else []:
         if final(run) is not None:
             axes.plot(*curve(run), color=OURS, lw=1.2)
