@@ -220,6 +220,10 @@ def test_training_memory_by_part():
     assert whole.activations == adam.activations
     with pytest.raises(BadRequestError, match="did you mean 'adamw'"):
         cost.training_memory(config, 2, 1024, optimizer="adam")
+    with pytest.raises(BadRequestError, match="batch=0 was given; at least 1 is needed"):
+        cost.training_memory(config, 0, 1024)
+    with pytest.raises(BadRequestError, match="length=-1 was given; at least 0 is needed"):
+        cost.kv_cache_bytes(config, -1)
 
 
 def test_a_gpt_neox_holds_all_logits_unless_told_otherwise():

@@ -87,6 +87,8 @@ def test_refusals():
         cost.equal_neox(-5, layers=12, vocab_size=99)
     with pytest.raises(BadRequestError, match=r"no GPT-NeoX of 3 layers, any .* it would be 3.673 wide"):
         cost.equal_neox(1000, layers=3, vocab_size=99)
+    with pytest.raises(BadRequestError, match="layers=0 was given; at least 1 is needed"):
+        cost.equal_neox(TokenFormerConfig.preset("tiny"), layers=0)
     with pytest.raises(BadRequestError, match="5000 heads"):
         cost.equal_neox(354e6, layers=12, vocab_size=99, heads=5000)
     with pytest.raises(BadRequestError, match=r"a gpt_neox was given .* give a TokenFormerConfig"):

@@ -198,6 +198,8 @@ def test_another_depth_and_refusals():
     assert cost.equal_vit(config, heads=7).num_attention_heads == 7
     with pytest.raises(BadRequestError, match=r"no ViT of 12 layers and 5000 heads has 108,859,392 parameters"):
         cost.equal_vit(config, heads=5000)
+    with pytest.raises(BadRequestError, match="heads=0 was given; at least 1 is needed"):
+        cost.equal_vit(config, heads=0)
 
 
 @pytest.mark.parametrize("size", [32, 64, 256])

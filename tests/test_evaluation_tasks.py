@@ -132,12 +132,13 @@ def stock_results(folder, data, **options):
 
 
 @pytest.mark.parametrize("make_model", [lambda: make_tiny(vocab_size=257), tiny_peer], ids=["tokenformer", "gpt_neox"])
-def test_the_scores_are_the_harness_s_own_to_the_bit(tmp_path, data, make_model):
+def test_the_scores_are_the_harness_s_own_to_the_bit(tmp_path, data, make_model, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)  # no checkout, of which git would complain
     torch.manual_seed(1)
     folder, out = with_tokenizer(make_model(), tmp_path / "model"), tmp_path / "scores.json"
     result = run("eval", folder, "--tasks", ALL, "--data", data, "--batch-size", 3, "--json", out, "--device", "cpu")
     assert result.exit_code == 0, result.stderr
-    assert result.stderr == ""
+    assert result.stderr == capfd.readouterr().err == ""
     written = json.loads(out.read_text())
     stock = stock_results(folder, data, batch_size=3)
     for task in PAPER_METRICS:
@@ -266,11 +267,17 @@ def test_the_harness_is_imported_when_it_is_asked_for():
         ("piqa", [ROWS["piqa"][0] | {"goal": None}], ["line 1: goal must be a str, not null"]),
         ("arc_easy", [ROWS["arc_easy"][0] | {"answerKey": "E"}], ["line 1: choices must have"]),
         ("arc_easy", [ROWS["arc_easy"][0] | {"choices": {"text": ["a"]}}], ["line 1: choices must have"]),
+        (
+            "arc_easy",
+            [ROWS["arc_easy"][0], ROWS["arc_easy"][0] | {"choices": {"text": ["a"], "label": ["A", "B"]}}],
+            ["line 2: choices must have"],
+        ),
         ("hellaswag", [ROWS["hellaswag"][0] | {"label": "4"}], ["line 1: label must be the number"]),
         ("hellaswag", [ROWS["hellaswag"][0] | {"label": ""}], ["line 1: label must be the number"]),
         ("winogrande", [ROWS["winogrande"][0] | {"sentence": "no gap"}], ["line 1: sentence must have a _"]),
         ("winogrande", [ROWS["winogrande"][0] | {"answer": "3"}], ['answer be "1" or "2"']),
         ("lambada_openai", [{"text": "word"}], ["line 1: text must have two words"]),
+        ("lambada_openai", [{"text": "two words "}], ["line 1: text must have two words or more, and end with one"]),
     ],
 )
 def test_rows_that_do_not_fit(tmp_path, task, rows, words):

@@ -21,6 +21,13 @@ def existing_file(path: str | os.PathLike) -> Path:
     return path
 
 
+def check_new_file(target: Path) -> None:
+    """As `check_new`, for a file: it does not take the place of a folder, not even of an empty one."""
+    if target.is_dir():
+        raise BadRequestError(f"{target} is a folder; name a file, such as {target / 'scores.json'}")
+    check_new(target)
+
+
 def check_new(*targets: Path) -> None:
     """Refuse a target where something is already, other than an empty folder, or where nothing can be written."""
     for target in targets:

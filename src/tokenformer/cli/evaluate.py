@@ -76,7 +76,7 @@ def eval_command(
     give its table and the average that the TokenFormer paper reports. Images give top-1 and top-5 accuracy and a table
     of classes; one that cannot be decoded is named, counted and left out.
     """
-    from ..files import check_new, existing_file
+    from ..files import check_new_file, existing_file
 
     _check_options(
         {"--text": text, "--tasks": tasks, "--images": images},
@@ -97,7 +97,7 @@ def eval_command(
     if text is not None:
         existing_file(text)
     if json_file is not None:
-        check_new(json_file)
+        check_new_file(json_file)
     rows_at_a_time = _batch_size(batch_size)
     if text is not None:
         size = WINDOWS if rows_at_a_time == "auto" else int(rows_at_a_time)
@@ -144,10 +144,14 @@ def _score_text(
 ) -> None:
     from dataclasses import asdict
 
+    from ..errors import BadRequestError
     from ..evaluation import evaluate_text
 
+    content = text.read_bytes()
+    if not content:
+        raise BadRequestError(f"{text} is empty; give a file with text")
     model, tokenizer = _read(model_name, device)
-    score = evaluate_text(model, tokenizer, text.read_bytes(), stride=stride, length=length, batch_size=batch_size)
+    score = evaluate_text(model, tokenizer, content, stride=stride, length=length, batch_size=batch_size)
     rows = {
         "loss": f"{score.loss:.4f} nats a token",
         "perplexity": f"{score.perplexity:.3f}",

@@ -5,7 +5,7 @@ Every kind is matrices in blocks, attention between tokens, an embedding and an 
 
 from dataclasses import dataclass
 
-from .shapes import Config, LanguageConfig, Shape, VisionConfig, shape_of, shape_of_images, shape_of_text
+from .shapes import Config, LanguageConfig, Shape, VisionConfig, refuse_below, shape_of, shape_of_images, shape_of_text
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ def parameters(config: Config) -> Parameters:
 
 def forward_flops_per_token(config: LanguageConfig, length: int) -> int:
     """FLOPs of one forward pass over sequences of `length` tokens, logits included, divided by the tokens."""
+    refuse_below(0, length=length)
     shape = shape_of_text(config)
     return block_flops(shape, length) + 2 * shape.outputs * shape.width
 
@@ -80,6 +81,8 @@ def tokens_per_image(config: VisionConfig, image_size: int | None = None) -> int
 
 def kv_cache_bytes(config: LanguageConfig, length: int, batch: int = 1, bytes_per_number: int = 2) -> int:
     """The keys and values of `length` tokens, which generation keeps. Parameter tokens add nothing to it."""
+    refuse_below(0, length=length)
+    refuse_below(1, batch=batch, bytes_per_number=bytes_per_number)
     shape = shape_of_text(config)
     return 2 * shape.layers * shape.width * length * batch * bytes_per_number
 

@@ -12,7 +12,7 @@ from ..errors import BadRequestError, did_you_mean
 from ..models.config import TokenFormerConfig
 from ..models.language import LOSS_CHUNK
 from .counts import parameters
-from .shapes import Config, LanguageConfig, Shape, VisionConfig, shape_of, shape_of_images, shape_of_text
+from .shapes import Config, LanguageConfig, Shape, VisionConfig, refuse_below, shape_of, shape_of_images, shape_of_text
 
 # Numbers that an optimizer keeps for each parameter.
 OPTIMIZER_STATES = {"adamw": 2, "sgd": 0}
@@ -52,6 +52,7 @@ def training_memory(
     the optimizer's and the kernels' scratch space, the allocator's gaps, the framework itself. Images have the model's
     size, or `image_size` pixels.
     """
+    refuse_below(1, batch=batch, length=length, bytes_per_number=bytes_per_number)
     if optimizer not in OPTIMIZER_STATES:
         raise BadRequestError(f"optimizer={optimizer!r} is not known; {did_you_mean(optimizer, OPTIMIZER_STATES)}")
     shape = shape_of(config)

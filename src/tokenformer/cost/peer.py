@@ -14,7 +14,7 @@ from ..errors import BadRequestError
 from ..models.config import TokenFormerConfig
 from ..models.vision_config import TokenFormerVisionConfig
 from .counts import forward_flops_per_image, forward_flops_per_token, parameters
-from .shapes import LanguageConfig, VisionConfig, shape_of_images, shape_of_text
+from .shapes import LanguageConfig, VisionConfig, refuse_below, shape_of_images, shape_of_text
 
 HEAD = 64  # the usual width of a head
 WITHIN = 0.02  # of the parameters asked for
@@ -59,6 +59,7 @@ def equal_neox(
     multiple of 8, else of 4, …), then the one whose heads are nearest to 64. Heads are 48 to 80 wide, or any width from
     8 on if nothing fits so. Rotary embedding needs an even number of dimensions.
     """
+    refuse_below(1, layers=layers, vocab_size=vocab_size, heads=heads, max_position_embeddings=max_position_embeddings)
     more: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
     if isinstance(config_or_parameters, int | float):
         wanted = config_or_parameters
@@ -96,6 +97,7 @@ def equal_vit(config: VisionConfig, *, layers: int | None = None, heads: int | N
     Images, patches, labels and attention kernel are as in `config`, and depth too unless it is named. The width is
     chosen as by `equal_neox`. A ViT always has a class token and learned positions.
     """
+    refuse_below(1, layers=layers, heads=heads)
     rows, classes = _vit_rows(config)
     wanted, layers = parameters(config).total, layers or config.num_hidden_layers
     named = f"ViT of {layers} layers and {heads or 'any number of'} heads"

@@ -69,6 +69,13 @@ class Shape:
     images: Images | None = None
 
 
+def refuse_below(least: int, **given: int | None) -> None:
+    """Refuse a number that no model or batch has; what is not given is not looked at."""
+    for name, value in given.items():
+        if value is not None and value < least:
+            raise BadRequestError(f"{name}={value} was given; at least {least} is needed")
+
+
 def shape_of(config: Config) -> Shape:
     """Of any of the four kinds; any other is refused."""
     if not isinstance(config, TokenFormerConfig | GPTNeoXConfig | TokenFormerVisionConfig | ViTConfig):

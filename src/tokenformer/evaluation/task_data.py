@@ -26,11 +26,20 @@ class Rows:
 
 _ARC = Rows(
     {"question": str, "choices": dict, "answerKey": str},
-    lambda row: row["answerKey"] in row["choices"]["label"] and _texts(row["choices"]["text"]),
-    "choices must have a list `text` and a list `label` with the answerKey in it",
+    lambda row: (
+        row["answerKey"] in row["choices"]["label"]
+        and _texts(row["choices"]["text"])
+        and _texts(row["choices"]["label"])
+        and len(row["choices"]["text"]) == len(row["choices"]["label"])
+    ),
+    "choices must have a list `text` and a list `label` as long, with the answerKey in it",
 )
 STOCK_ROWS = {
-    "lambada_openai": Rows({"text": str}, lambda row: " " in row["text"].strip(), "text must have two words or more"),
+    "lambada_openai": Rows(
+        {"text": str},
+        lambda row: " " in row["text"].strip() and row["text"] == row["text"].rstrip(),
+        "text must have two words or more, and end with one",
+    ),
     "hellaswag": Rows(
         {"activity_label": str, "ctx_a": str, "ctx_b": str, "endings": list, "label": str},
         lambda row: _texts(row["endings"]) and 0 <= int(row["label"]) < len(row["endings"]),

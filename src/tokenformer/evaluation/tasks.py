@@ -13,6 +13,7 @@ import io
 import logging
 import math
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from transformers import PreTrainedModel
 
@@ -179,14 +181,15 @@ def _evaluate(
     model: PreTrainedModel, tokenizer: Any, tasks: list[Any], manager: Any, limit: int | None, batch_size: int | str
 ) -> tuple[dict[str, Any], int]:
     """What `simple_evaluate` returns, and how many requests it truncated."""
-    from lm_eval.evaluator import simple_evaluate
+    from lm_eval import evaluator
     from lm_eval.models.huggingface import HFLM
 
-    with evaluating(model), _counted("Combined length of context") as truncated:
+    quiet_git = patch.object(evaluator, "get_git_commit_hash", _commit)
+    with evaluating(model), quiet_git, _counted("Combined length of context") as truncated:
         harness_tokenizer = _harness_tokenizer(tokenizer, model.config)
         harness_model = HFLM(pretrained=model, tokenizer=harness_tokenizer, batch_size=batch_size, backend="causal")
         try:
-            results = simple_evaluate(
+            results = evaluator.simple_evaluate(
                 model=harness_model,
                 tasks=tasks,
                 task_manager=manager,
@@ -202,6 +205,15 @@ def _evaluate(
     if any(map(_is_nan, (answer for rows in samples.values() for row in rows for answer in row["filtered_resps"]))):
         raise BadFileError("a log-likelihood is NaN, so no score means anything; are the model's weights broken?")
     return results, truncated[0]
+
+
+def _commit() -> str | None:
+    """The commit of the folder we are in, which the harness notes. It lets git complain where there is none."""
+    try:
+        described = subprocess.run(["git", "describe", "--always"], capture_output=True, text=True)
+    except OSError:  # no git
+        return None
+    return described.stdout.strip() or None
 
 
 def _refuse_long_answers(harness_model: Any, tasks: Mapping[str, Any], error: AssertionError) -> None:
