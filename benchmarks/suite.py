@@ -107,6 +107,7 @@ def circumstances() -> dict[str, Any]:
     """The code and the machine."""
     return {
         "commit": _commit(),
+        "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "cpu": _cpu(),

@@ -2,11 +2,12 @@
 
     make experiment NAME=progressive_scaling        or: python experiments/run.py NAME [NAME…] [--kept | --report]
 
-Enters: folders beside this file with an experiment.py that has `plan()`, the runs it needs, `report()`, `tables()`, and
-`measure()` where something else than a loss is measured. Leaves: NAME/results.json, NAME/*.png, and the tables in the
-pages, and measured.jsonl. States lie in runs/lab; the same command goes on where it was stopped, and runs that several
-experiments need are trained once. With --kept, runs in measured.jsonl count as made, wherever that was. With --report
-they do too, nothing is trained, and unfinished runs are left out.
+Enters: folders beside this file with an experiment.py that has `plan()`, the runs it needs, `report()`, `tables()`,
+`measure()` where something else than a loss is measured, and NEEDS_STATES where a report needs more than kept losses.
+Leaves: NAME/results.json, NAME/*.png, the tables in the pages, and measured.jsonl. States lie in runs/lab; the same
+command goes on where it was stopped, and runs that several experiments need are trained once. With --kept, runs in
+measured.jsonl count as made, wherever that was. With --report they do too, nothing is trained, and unfinished runs are
+left out.
 """
 
 import importlib
@@ -20,7 +21,7 @@ sys.path.insert(0, str(HERE))
 
 from lab.kept import keep, take  # noqa: E402
 from lab.pool import OnlyOne, train_all  # noqa: E402
-from lab.results import finished  # noqa: E402
+from lab.results import final, run_of  # noqa: E402
 from lab.tables import findings_of, pages, with_tables  # noqa: E402
 from lab.train import STORE  # noqa: E402
 
@@ -41,33 +42,36 @@ def main(arguments: list[str]) -> None:
     experiments = [importlib.import_module(f"{name}.experiment") for name in chosen]
     # So that the runs under way are stopped too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    if len(chosen) < len(arguments):
+    if len(chosen) < len(arguments) and not any(hasattr(experiment, "NEEDS_STATES") for experiment in experiments):
         take()
     if "--report" in arguments:
         keep()
-        for name, experiment in zip(chosen, experiments, strict=True):
-            check_nothing_is_lost(name, len(finished(dict.fromkeys(experiment.plan()))))
+        for name in chosen:
+            check_nothing_is_lost(name)
     else:
         with OnlyOne(STORE):
-            train_all(lambda: [run for experiment in experiments for run in experiment.plan()])
+            try:
+                train_all(lambda: [run for experiment in experiments for run in experiment.plan()])
+            finally:
+                keep()
             for experiment in experiments:
                 if hasattr(experiment, "measure"):
                     experiment.measure()
-        keep()
     for experiment in experiments:
         experiment.report()
     for page in pages():
         page.write_text(with_tables(page.read_text(), tables_of))
 
 
-def check_nothing_is_lost(name: str, here: int) -> None:
-    """A report of fewer runs than the committed one would throw results away."""
+def check_nothing_is_lost(name: str) -> None:
+    """A report where committed runs are not known would throw them away."""
     results = HERE / name / "results.json"
-    committed = len(json.loads(results.read_text())["runs"]) if results.exists() else 0
-    if here < committed:
+    committed = json.loads(results.read_text())["runs"] if results.exists() else []
+    missing = [facts for facts in committed if final(run_of(facts)) is None]
+    if missing:
         raise SystemExit(
-            f"{name}: results.json has {committed} runs, and only {here} of them are here; it is left as it is; "
-            f"make the others again first: make experiment NAME={name}"
+            f"{name}: results.json has {len(committed)} runs, and {len(missing)} of them are not here; it is left as "
+            f"it is; make them again first: make experiment NAME={name}"
         )
 
 

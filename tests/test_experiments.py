@@ -20,8 +20,8 @@ sys.path.append(str(Path(__file__).parent.parent / "experiments"))
 import lab.train
 import run as experiments
 from lab import data, images, kept, results, sizes
-from lab.models import GeluL1, SeparateProjections, build, equal_neox, equal_vit
-from lab.net2net import widen, widen_ffn
+from lab.models import GeluL1, SeparateProjections, adamw, build, equal_neox, equal_vit
+from lab.net2net import carry_moments, widen, widen_ffn
 from lab.pool import train_all
 from lab.results import (
     accuracy,
@@ -165,8 +165,9 @@ def test_l1_is_the_norm_of_what_gelu_leaves():
         *(replace(GROWN, growths=(Growth(3, method="zero", trains=trains, tau_steps=4),)) for trains in ("all", "new")),
         ADOPTED,
         replace(HOST, growths=(Growth(4, method="net2net", sizes=(("ffn", 77),)),)),
+        replace(HOST, growths=(Growth(4, method="net2net"),)),
     ],
-    ids=["all", "new", "adopted", "net2net"],
+    ids=["all", "new", "adopted", "net2net of FFNs", "net2net"],
 )
 def test_a_killed_segment_goes_on_bit_by_bit(run, monkeypatch, tmp_path):
     train(run)
@@ -214,7 +215,8 @@ def test_what_is_kept_counts_as_made_on_another_machine(monkeypatch, capfd, tmp_
 def test_a_report_does_not_throw_results_away(monkeypatch, tmp_path):
     monkeypatch.setattr(kept, "FILE", tmp_path / "measured.jsonl")
     before = (ROOT / "experiments" / "theta" / "results.json").read_text()
-    with pytest.raises(SystemExit, match=r"theta: results.json has \d+ runs, and only 0 of them are here; it is left"):
+    refusal = r"theta: results.json has (\d+) runs, and \1 of them are not here; it is left as it is"
+    with pytest.raises(SystemExit, match=refusal):
         experiments.main(["theta", "--report"])
     assert (ROOT / "experiments" / "theta" / "results.json").read_text() == before
 
@@ -265,6 +267,33 @@ def test_net2net_keeps_the_function(noise):
     assert relative_error(larger.double()(ids).logits, model(ids).logits) < 1e-6
     twins = larger.gpt_neox.layers[0].mlp.dense_h_to_4h.weight.chunk(2, dim=1)
     assert torch.equal(*twins) == (noise == 0)
+
+
+def test_net2net_carries_adam_s_moments():
+    """Those of the doubled model are what its own gradients would have made them, where twins are alike."""
+    ids = torch.randint(0, 256, (2, 20))
+
+    def gradients(model):
+        model.zero_grad()
+        model(ids, labels=ids).loss.backward()
+        return dict(model.named_parameters())
+
+    model = build(NeoX(24, heads=2)).double()
+    optimizer = adamw(model, HOST)
+    for parameter in gradients(model).values():
+        optimizer.state[parameter] = {
+            "step": torch.tensor(7.0),
+            "exp_avg": parameter.grad.clone(),
+            "exp_avg_sq": parameter.grad.square(),
+        }
+    larger = widen(model, seed=0, noise=0.0).double()
+    carried = adamw(larger, HOST)
+    carry_moments(optimizer, model, carried, larger, noise=0.0)
+    for name, parameter in gradients(larger).items():
+        moments = carried.state[parameter]
+        assert relative_error(moments["exp_avg"], parameter.grad) < 1e-6, name
+        assert relative_error(moments["exp_avg_sq"], parameter.grad.square()) < 1e-6, name
+        assert moments["step"] == 7
 
 
 @pytest.mark.parametrize("size", [38, 61, 200])
@@ -429,6 +458,23 @@ def test_rates_are_tried_to_the_end_until_a_lower_one_is_worse(monkeypatch):
         assert [run.lr for run in sizes.to_the_end(model)] == rates
     assert sizes.rate_of(model) == 1e-3
     assert [(run.lr, run.steps, run.seed) for run in sizes.seeded(model)] == [(1e-3, 2000, seed) for seed in (0, 1, 2)]
+
+
+@pytest.mark.parametrize(("narrow", "expected"), [(1.5, sizes.NARROW), (1.9, 148**-0.5)])
+def test_a_peer_has_the_better_of_two_initialisations(monkeypatch, narrow, expected):
+    """The other one is tried at the best rate of the first, and the better is then tried at all rates."""
+    model, known = sizes.models(128)[1], {(148**-0.5, rate): loss for rate, loss in ((2e-3, 2.0), (4e-3, 1.8))}
+    monkeypatch.setattr(results, "final", lambda run: known.get((run.model.init, run.lr)) if run.steps == 600 else None)
+    assert sizes.initialised(model) is None
+    assert [run.model.init for run in sizes.probes(model)] == [148**-0.5] * 3
+    known[148**-0.5, 8e-3] = 2.1
+    assert [(run.model.init, run.lr) for run in sizes.probes(model)][3:] == [(sizes.NARROW, 4e-3)]
+    assert sizes.to_the_end(model) == []
+    known[sizes.NARROW, 4e-3] = narrow
+    assert sizes.initialised(model).init == expected
+    assert {run.lr for run in sizes.probes(model) if run.model.init == expected} == {2e-3, 4e-3, 8e-3}
+    known |= {(sizes.NARROW, 2e-3): 2.0, (sizes.NARROW, 8e-3): 2.0}
+    assert {(run.model.init, run.lr) for run in sizes.to_the_end(model)} == {(expected, 2e-3), (expected, 4e-3)}
 
 
 def test_flops_follow_the_growth():

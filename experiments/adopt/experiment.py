@@ -26,7 +26,20 @@ from lab.results import (
     spread,
     write_results,
 )
-from lab.sizes import PROBE, RATES, SEEDS, SIZES, at_rates, models, neox, rate_of, sweep, token_former
+from lab.sizes import (
+    PROBE,
+    RATES,
+    SEEDS,
+    SIZES,
+    at_rates,
+    like_the_smallest,
+    models,
+    neox,
+    probes,
+    rate_of,
+    to_the_end,
+    token_former,
+)
 from lab.spec import Growth, NeoX, Run, TokenFormer
 from lab.tables import change, markdown, number, with_spread
 from lab.train import SOME, finished_model, score, task_of
@@ -55,6 +68,7 @@ WAYS: dict[str, tuple[Growth | None, tuple[int, ...]]] = {
     ),
 }
 SCRATCH = "TokenFormer from scratch"
+NEEDS_STATES = True  # the report looks at ballast
 
 
 def growths(way: str) -> tuple[Growth, ...]:
@@ -78,7 +92,8 @@ def lengths(way: str) -> dict[int, int]:
 def branch(way: str, budget: int, base_rate: float, seed: int, rate: float | None = None) -> Run:
     """From BASE on, at a `rate` of its own if it has one. All budgets have their steps in common until one decays."""
     grown = tuple(replace(growth, lr=rate) for growth in growths(way))
-    runs = {b: Run(SMALL, base_rate, BASE + n, seed, grown, decay=n / 5 / (BASE + n)) for b, n in lengths(way).items()}
+    host = like_the_smallest(SMALL)
+    runs = {b: Run(host, base_rate, BASE + n, seed, grown, decay=n / 5 / (BASE + n)) for b, n in lengths(way).items()}
     return replace(runs[budget], marks=(BASE, *(run.decay_start for b, run in runs.items() if b < budget)))
 
 
@@ -119,9 +134,9 @@ def runs(way: str) -> dict[int, list[Run]]:
 def plan() -> list[Run]:
     """The rates, then all ways."""
     base_rate = rate_of(models(SIZES[0])[1])
-    tried = [run for model in (models(SIZES[0])[1], ANEW) for run in sweep(model)]
-    tried += [] if base_rate is None else [run for way in (ADOPTED, WIDENED) for run in rates(way, base_rate)]
-    return tried + [run for way in (*WAYS, SCRATCH) for budget in runs(way).values() for run in budget]
+    before = [run for model in (models(SIZES[0])[1], ANEW) for some in (probes, to_the_end) for run in some(model)]
+    before += [] if base_rate is None else [run for way in (ADOPTED, WIDENED) for run in rates(way, base_rate)]
+    return before + [run for way in (*WAYS, SCRATCH) for budget in runs(way).values() for run in budget]
 
 
 def ballast_of(model: Any) -> dict[str, tuple[Pattention, torch.Tensor]]:

@@ -14,7 +14,7 @@ from typing import Any
 from lab.figures import OURS, THEIRS, draw, legend, plain_ticks
 from lab.models import equal_neox
 from lab.results import final, finished, losses, parameters, write_results
-from lab.sizes import PROBE, RATES, models, scratch, seeded, sweep, to_the_end, token_former
+from lab.sizes import PROBE, RATES, models, probes, scratch, seeded, sweep, to_the_end, token_former
 from lab.spec import Run, TokenFormer
 from lab.tables import markdown, number, with_spread
 
@@ -73,8 +73,8 @@ TRIALS: dict[str, Run] = {
 def plan() -> list[Run]:
     """The trials, the rates, the best of them with all seeds."""
     kinds = [model for width in WIDTHS for model in models(width, width)]
-    tried = [run for runs in (sweep, to_the_end, seeded) for model in kinds for run in runs(model)]
-    return [*TRIALS.values(), *tried]
+    runs = [run for some in (probes, to_the_end, seeded) for model in kinds for run in some(model)]
+    return [*TRIALS.values(), *runs]
 
 
 def report() -> None:

@@ -1,8 +1,8 @@
 """Measurements that outlive the machine: experiments/measured.jsonl, a line for every finished segment, by its name.
 
 Enters: segments that are finished here, in runs/lab. Leaves: their measurements beside those of other machines, without
-training losses and gradients. From these a report can be made where nothing was trained, and a new machine can train
-only what is missing.
+training losses and gradients, and what they were made with. From these a report can be made where nothing was trained,
+and a new machine can train only what is missing.
 """
 
 import json
@@ -26,10 +26,11 @@ def keep() -> None:
     """Add what is finished here."""
     kept = _read()
     for path in train.STORE.glob("*/result.json"):
-        measured = json.loads(path.read_text())["lines"]
-        kept[path.parent.name] = {"lines": [line for line in measured if line["kind"] in KINDS]}
-    lines = [json.dumps({"segment": name, **kept[name]}) for name in sorted(kept)]
-    replace_file(FILE, "".join(f"{line}\n" for line in lines))
+        result = json.loads(path.read_text())
+        lines = [line for line in result["lines"] if line["kind"] in KINDS]
+        kept[path.parent.name] = {"made": result["made"], "lines": lines}
+    rows = [json.dumps({"segment": name, **kept[name]}) for name in sorted(kept)]
+    replace_file(FILE, "".join(f"{row}\n" for row in rows))
 
 
 def _read() -> dict[str, dict[str, Any]]:

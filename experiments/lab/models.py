@@ -25,7 +25,7 @@ from tokenformer import (
 )
 from tokenformer.pattention import Pattention, default_tau, pattention_layers
 
-from .net2net import widen, widen_ffn
+from .net2net import carry_moments, widen, widen_ffn
 from .spec import Growth, NeoX, Run, Shape, TokenFormer, TokenViT, ViT
 
 VOCABULARY = 256
@@ -159,8 +159,11 @@ def grow_both(model: Any, optimizer: AdamW, growth: Growth, run: Run) -> tuple[A
     seed, sizes = 1000 * run.seed + growth.step, dict(growth.sizes)
     if growth.method == "net2net":
         how = {"seed": seed, "noise": growth.noise}
-        model = widen_ffn(model, sizes["ffn"], **how) if sizes else widen(model, **how)
-        return model, adamw(model, run)
+        larger = widen_ffn(model, sizes["ffn"], **how) if sizes else widen(model, **how)
+        afresh = adamw(larger, run)
+        if growth.adam == "carry" and not sizes:
+            carry_moments(optimizer, model, afresh, larger, noise=growth.noise)
+        return larger, afresh
     if growth.adopts:
         adopt(model, growth.adopts, ballast=growth.ballast)
     larger = grow(
@@ -172,8 +175,8 @@ def grow_both(model: Any, optimizer: AdamW, growth: Growth, run: Run) -> tuple[A
         noise=growth.noise,
         exact=growth.method != "random",
     )
-    afresh = growth.adopts or growth.adam == "reset"
-    return larger, adamw(larger, run) if afresh else grow_optimizer(optimizer, model, larger)
+    reset = growth.adopts or growth.adam == "reset"
+    return larger, adamw(larger, run) if reset else grow_optimizer(optimizer, model, larger)
 
 
 def tau_targets(model: nn.Module) -> dict[str, tuple[float, float]]:

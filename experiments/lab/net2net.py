@@ -16,7 +16,8 @@ only be doubled: LayerNorm would see channels that stand there more often than o
 import copy
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import AdamW
 from transformers import GPTNeoXForCausalLM
 
 
@@ -42,6 +43,26 @@ def widen(model: GPTNeoXForCausalLM, *, seed: int, noise: float) -> GPTNeoXForCa
             state[name] = old[name]
     larger.load_state_dict(state)
     return larger
+
+
+@torch.no_grad()
+def carry_moments(old: AdamW, model: nn.Module, new: AdamW, larger: nn.Module, *, noise: float) -> None:
+    """Adam's moments of a model, for the one that `widen` made of it.
+
+    Every twin gets half of the gradient, plus what the random part in the layers that read it makes of it, which is as
+    large for a noise of 1. Only the final norm gets the whole, because the embedding reads both twins as they are.
+    """
+    if not old.state:  # before the first step
+        return
+    before = dict(model.named_parameters())
+    for name, parameter in larger.named_parameters():
+        state, whole = old.state[before[name]], "final_layer_norm" in name
+        times = [after // length for after, length in zip(parameter.shape, before[name].shape, strict=True)]
+        new.state[parameter] = {
+            "step": state["step"].clone(),
+            "exp_avg": state["exp_avg"].repeat(times) / (1 if whole else 2),
+            "exp_avg_sq": state["exp_avg_sq"].repeat(times) * (1 if whole else (1 + noise**2) / 4),
+        }
 
 
 @torch.no_grad()

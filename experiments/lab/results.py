@@ -7,7 +7,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +18,7 @@ from suite import circumstances
 from tokenformer import cost
 
 from .models import adamw, build, config_of, grow_both
-from .spec import Growth, Run, Shape, TokenFormer, TokenViT, ViT
+from .spec import Growth, NeoX, Run, Shape, TokenFormer, TokenViT, ViT
 from .train import result_of
 
 
@@ -93,6 +93,8 @@ def rise_at_growth(run: Run) -> float:
 
 def parameters(run: Run) -> int:
     """Of the model at the end of a run."""
+    if isinstance(run.model, NeoX) and run.model.replaced:
+        return build(run.model).num_parameters()
     return cost.parameters(config_of(shape_at(run, run.steps))).total + _adopted_at(run, run.steps)[0]
 
 
@@ -179,6 +181,19 @@ def facts(run: Run) -> dict[str, Any]:
     }
 
 
+def run_of(facts_of_one: dict[str, Any]) -> Run:
+    """The run that `facts` tells of, as results.json has it."""
+    kind = {shape.__name__: shape for shape in (TokenFormer, NeoX, TokenViT, ViT)}[facts_of_one["kind"]]
+    said = {field.name: _tuples(facts_of_one[field.name]) for field in fields(Run)}
+    model = kind(**{name: _tuples(value) for name, value in said["model"].items()})
+    growths = [Growth(**{name: _tuples(value) for name, value in growth.items()}) for growth in said["growths"]]
+    return Run(**{**said, "model": model, "growths": tuple(growths)})
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
 def _seen(run: Run) -> dict[str, Any]:
     """What it was trained on; of images also how many are right in the end."""
     if not isinstance(run.model, TokenViT | ViT):
@@ -189,16 +204,18 @@ def _seen(run: Run) -> dict[str, Any]:
 
 def write_results(folder: Path, findings: dict[str, Any], runs: Iterable[Run]) -> None:
     """results.json: how it was made, what was found, and every finished run behind it."""
-    done = [facts(run) for run in finished(dict.fromkeys(runs))]
-    text = json.dumps({"made": made_by(folder.name), "findings": findings, "runs": done}, indent=1)
+    done = finished(dict.fromkeys(runs))
+    # The code and the machine of every run, each once; training runs have one thread.
+    by = {json.dumps(made): made for run in done if (made := (result_of(run.segments()[-1]) or {}).get("made"))}
+    made = {**_command(folder.name), "by": list(by.values())}
+    text = json.dumps({"made": made, "findings": findings, "runs": [facts(run) for run in done]}, indent=1)
     (folder / "results.json").write_text(text + "\n")
 
 
-def made_by(name: str, threads: int = 1) -> dict[str, Any]:
-    """The command, the code and the machine behind results. Training runs have one thread each."""
-    return {
-        **circumstances(),
-        "command": f"make experiment NAME={name}",
-        "threads": threads,
-        "loss": "nats a byte or an image",
-    }
+def made_by(name: str, threads: int) -> dict[str, Any]:
+    """The command, the code and the machine behind what is measured here and now."""
+    return {**circumstances(), **_command(name), "threads": threads}
+
+
+def _command(name: str) -> dict[str, Any]:
+    return {"command": f"make experiment NAME={name}", "loss": "nats a byte or an image"}

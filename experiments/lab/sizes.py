@@ -5,7 +5,7 @@ projection, at width 128; the FFN has four times as many.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from typing import Any
 
@@ -21,6 +21,7 @@ RATES = {TokenFormer: (1e-3, 2e-3, 4e-3), NeoX: (2e-3, 4e-3, 8e-3)}
 SEEDS = (0, 1, 2)
 # Parameters up to which every rate is tried to the end, and the best is trained with every seed.
 TINY, SMALL = 400_000, 1_200_000
+NARROW = 0.05  # the other initialisation of a GPT-NeoX that is tried
 PROBE = 600  # steps that every rate is tried for at the larger sizes, before a few are tried to the end
 
 
@@ -30,7 +31,10 @@ def token_former(tokens: int, width: int = 128, **more: Any) -> TokenFormer:
 
 
 def neox(width: int, **more: Any) -> NeoX:
-    """A GPT-NeoX with an initialisation as wide as ours: better than transformers' 0.02, see equal_parameters."""
+    """A GPT-NeoX with an initialisation as wide as ours: better than transformers' 0.02, see equal_parameters.
+
+    Whether NARROW is better still, `initialised` finds out at every size.
+    """
     return NeoX(**{**more, "width": width, "init": width**-0.5})
 
 
@@ -59,12 +63,12 @@ def at_rates(at: Callable[[float], Run], rates: Sequence[float]) -> list[Run]:
     return [*runs, at(beyond[chosen])] if chosen in beyond else runs
 
 
-def down_from(probes: Sequence[Run], at: Callable[[float], Run]) -> list[Run]:
+def down_from(shorter: Sequence[Run], at: Callable[[float], Run]) -> list[Run]:
     """Longer runs, from the best rate of shorter ones down until one is worse; empty as long as that is not known.
 
     The longer one trains, the lower the best rate may be.
     """
-    chosen = best(probes)
+    chosen = best(shorter)
     if chosen is None:
         return []
     runs = [at(chosen.lr / 2), at(chosen.lr)]
@@ -79,10 +83,42 @@ def sweep(model: TokenFormer | NeoX) -> list[Run]:
     return at_rates(lambda rate: scratch(model, rate) if tiny else Run(model, rate, PROBE), RATES[type(model)])
 
 
+def narrow_trial(model: NeoX) -> Run | None:
+    """A GPT-NeoX with the other initialisation, at the best rate of this one; None as long as that is not known."""
+    chosen = best(sweep(model))
+    return None if chosen is None else replace(chosen, model=replace(model, init=NARROW))
+
+
+def initialised(model: TokenFormer | NeoX) -> TokenFormer | NeoX | None:
+    """The model itself; a GPT-NeoX with the better of its two initialisations, None as long as that is not known."""
+    if isinstance(model, TokenFormer) or model.init == NARROW:
+        return model
+    trial = narrow_trial(model)
+    chosen = best([*sweep(model), *([] if trial is None else [trial])])
+    return None if trial is None or chosen is None else chosen.model
+
+
+def like_the_smallest(model: NeoX) -> NeoX:
+    """A GPT-NeoX of about the ladder's smallest size with the initialisation that is better there, once it is known."""
+    nearest = initialised(models(SIZES[0])[1])
+    return model if nearest is None or nearest.init != NARROW else replace(model, init=NARROW)
+
+
+def probes(model: TokenFormer | NeoX) -> list[Run]:
+    """All that goes before the runs to the end: the rates, for a GPT-NeoX with its two initialisations."""
+    if isinstance(model, TokenFormer):
+        return sweep(model)
+    trial, settled = narrow_trial(model), initialised(model)
+    return [*sweep(model), *([trial] if trial else []), *(sweep(settled) if settled else [])]
+
+
 def to_the_end(model: TokenFormer | NeoX) -> list[Run]:
     """The rates that are tried to the end, with the first seed; empty as long as they are not known."""
-    rates = sweep(model)
-    return rates if has_fewer(model, TINY) else down_from(rates, lambda rate: scratch(model, rate))
+    settled = initialised(model)
+    if settled is None:
+        return []
+    rates = sweep(settled)
+    return rates if has_fewer(settled, TINY) else down_from(rates, lambda rate: scratch(settled, rate))
 
 
 def rate_of(model: TokenFormer | NeoX) -> float | None:
@@ -93,6 +129,6 @@ def rate_of(model: TokenFormer | NeoX) -> float | None:
 
 def seeded(model: TokenFormer | NeoX) -> list[Run]:
     """Training from scratch at the best rate, with every seed for the small sizes; empty as long as it is not known."""
-    rate = rate_of(model)
+    chosen = best(to_the_end(model))
     seeds = SEEDS if has_fewer(model, SMALL) else SEEDS[:1]
-    return [] if rate is None else [scratch(model, rate, seed) for seed in seeds]
+    return [] if chosen is None else [scratch(chosen.model, chosen.lr, seed) for seed in seeds]

@@ -9,6 +9,7 @@ segments.
 import hashlib
 import json
 import math
+import platform
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -64,8 +65,9 @@ class Growth:
     """One growth step: before the training step `step` is made.
 
     A Transformer that `adopts` parts becomes a model with Pattentions first, which then grow; its optimizer starts
-    afresh. `sizes`, in place of `factor`: token counts by name or pattern of layers; for net2net the FFN's units, under
-    "ffn". After adoption they are needed, because how much ballast a layer has depends on its weights.
+    afresh, as it does if net2net widens FFNs only. `sizes`, in place of `factor`: token counts by name or pattern of
+    layers; for net2net the FFN's units, under "ffn". After adoption they are needed, because how much ballast a layer
+    has depends on its weights.
     """
 
     step: int
@@ -141,6 +143,8 @@ class Segment:
         run = self.run
         facts = {**_said(run), "model": _said(run.model), "kind": type(run.model).__name__, "end": self.end}
         facts.pop("marks", None)
+        if run.text == "python":  # which has another library with every version
+            facts["text"] = f"python {platform.python_version()}"
         facts["growths"] = [_said(growth) for growth in run.growths if growth.step < self.end]
         if run.schedule == "cosine":
             facts["steps"] = self.end

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from suite import circumstances
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
@@ -187,7 +188,8 @@ class Training:
         if is_last:
             self.measure("test", **self.validate("test", MANY))
         self.save("state.pt")
-        result = {"run": asdict(self.run), "start": self.segment.start, "end": self.segment.end, "lines": self.lines}
+        what = {"run": asdict(self.run), "start": self.segment.start, "end": self.segment.end}
+        result = {**what, "made": circumstances(), "lines": self.lines}
         replace_file(self.folder / "result.json", json.dumps(result))
         (self.folder / "part.pt").unlink(missing_ok=True)
 

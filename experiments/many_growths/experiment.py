@@ -30,6 +30,7 @@ WAYS: dict[str, tuple[list[int], str, tuple[int, ...]]] = {
     "3 steps, rotate": ([16, 32, 64, 128], "rotate", SEEDS[:1]),
     "1 step, rotate": ([16, 128], "rotate", SEEDS[:1]),
 }
+NEEDS_STATES = True  # the report looks at tokens
 
 
 def growths(sizes: list[int], method: str) -> tuple[Growth, ...]:

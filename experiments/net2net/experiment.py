@@ -12,35 +12,43 @@ from typing import Any
 
 from lab.figures import colour, draw, legend
 from lab.results import finished, flops, losses, non_embedding, rise_at_growth, write_results
-from lab.sizes import SEEDS, SIZES, models, neox, rate_of, sweep, token_former
+from lab.sizes import SEEDS, SIZES, like_the_smallest, models, neox, probes, rate_of, to_the_end, token_former
 from lab.spec import Growth, NeoX, Run, TokenFormer
 from lab.tables import change, markdown, with_spread
 
 HERE = Path(__file__).parent
 BASE, BUDGETS = 1200, (250, 500, 1000)
 SMALL = {"tokenformer": token_former(31), "gpt_neox": neox(72)}
-WAYS = {"TokenFormer, rotate": ("tokenformer", "rotate"), "Transformer, Net2Net": ("gpt_neox", "net2net")}
+WAYS = {
+    "TokenFormer, rotate": ("tokenformer", "rotate", "carry"),
+    "TokenFormer, rotate, Adam reset": ("tokenformer", "rotate", "reset"),
+    "Transformer, Net2Net": ("gpt_neox", "net2net", "carry"),
+    "Transformer, Net2Net, Adam reset": ("gpt_neox", "net2net", "reset"),
+}
 
 
 def runs(way: str) -> dict[int, list[Run]]:
     """For every budget the runs with all seeds; empty as long as the best rate is not known."""
-    kind, method = WAYS[way]
-    nearest = dict(zip(SMALL, models(SIZES[0]), strict=True))[kind]
+    kind, method, adam = WAYS[way]
+    nearest, model = dict(zip(SMALL, models(SIZES[0]), strict=True))[kind], SMALL[kind]
     rate = rate_of(nearest)
-    return {} if rate is None else {b: [grown(SMALL[kind], method, rate, b, s) for s in SEEDS] for b in BUDGETS}
+    if rate is None:
+        return {}
+    model = like_the_smallest(model) if isinstance(model, NeoX) else model
+    growth = Growth(BASE, 4, method, adam)
+    return {budget: [grown(model, growth, rate, budget, seed) for seed in SEEDS] for budget in BUDGETS}
 
 
-def grown(model: TokenFormer | NeoX, method: str, rate: float, budget: int, seed: int) -> Run:
+def grown(model: TokenFormer | NeoX, growth: Growth, rate: float, budget: int, seed: int) -> Run:
     """A branch of the run with the largest budget: cut where the smaller ones start to decay."""
     decays = [BASE + b * 4 // 5 for b in BUDGETS if b <= budget]
     end = BASE + budget
-    growth = (Growth(BASE, 4, method),)
-    return Run(model, rate, end, seed, growth, decay=1 - decays[-1] / end, marks=tuple(decays[:-1]))
+    return Run(model, rate, end, seed, (growth,), decay=1 - decays[-1] / end, marks=tuple(decays[:-1]))
 
 
 def plan() -> list[Run]:
     """The rates, then all ways."""
-    rates = [run for model in models(SIZES[0]) for run in sweep(model)]
+    rates = [run for some in (probes, to_the_end) for model in models(SIZES[0]) for run in some(model)]
     return rates + [run for way in WAYS for budget in runs(way).values() for run in budget]
 
 

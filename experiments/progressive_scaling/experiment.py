@@ -13,7 +13,20 @@ from typing import Any
 
 from lab.figures import OURS, THEIRS, colour, draw, legend
 from lab.results import compute, curve, final, finished, flops, losses, rise_at_growth, shape_at, spread, write_results
-from lab.sizes import RATES, SEEDS, SIZES, STEPS, models, rate_of, scratch, seeded, sweep, to_the_end, token_former
+from lab.sizes import (
+    RATES,
+    SEEDS,
+    SIZES,
+    STEPS,
+    models,
+    probes,
+    rate_of,
+    scratch,
+    seeded,
+    sweep,
+    to_the_end,
+    token_former,
+)
 from lab.spec import Growth, Run, TokenFormer
 from lab.tables import change, markdown, number, with_spread
 
@@ -102,7 +115,7 @@ def plan() -> list[Run]:
     paper = [run for ladder in PAPER_LADDERS.values() for run in ladder.runs(PAPER_RATE)]
     methods, others = ([run for one in ladders.values() for run in one.runs(lr)] for ladders in (METHODS, OTHERS))
     kinds = [model for tokens in SIZES for model in models(tokens)]
-    peers = [run for runs in (sweep, to_the_end) for model in kinds for run in runs(model)]
+    peers = [run for runs in (probes, to_the_end) for model in kinds for run in runs(model)]
     peers += [run for tokens in SIZES[:3] for run in seeded(token_former(tokens))]
     rates = [run for other in RATES[TokenFormer] for run in RATED.runs(other)]
     seeds = [run for ladder in SEEDED.values() for seed in SEEDS for run in ladder.runs(lr, seed)]

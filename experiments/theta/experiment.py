@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
 SIZES = (32, 64)
 KINDS = ("l2_gelu", "gelu_l2", "softmax")
 PARAMETRIC = "l2_gelu, parametric LayerNorm"
+NEEDS_STATES = True  # the report looks at gradients, which are not kept
 
 
 def sweep(tokens: int, kind: str) -> list[Run]:
