@@ -462,18 +462,21 @@ def test_rates_are_tried_to_the_end_until_a_lower_one_is_worse(monkeypatch):
 
 @pytest.mark.parametrize(("narrow", "expected"), [(1.5, sizes.NARROW), (1.9, 148**-0.5)])
 def test_a_peer_has_the_better_of_two_initialisations(monkeypatch, narrow, expected):
-    """The other one is tried at the best rate of the first, and the better is then tried at all rates."""
-    model, known = sizes.models(128)[1], {(148**-0.5, rate): loss for rate, loss in ((2e-3, 2.0), (4e-3, 1.8))}
-    monkeypatch.setattr(results, "final", lambda run: known.get((run.model.init, run.lr)) if run.steps == 600 else None)
+    """Both go to the end at the best rate of the first, and the better is then tried at all rates."""
+    model, wide, known = sizes.models(128)[1], 148**-0.5, {}
+    monkeypatch.setattr(results, "final", lambda run: known.get((run.model.init, run.lr, run.steps)))
+    known |= {(wide, 2e-3, 600): 2.0, (wide, 4e-3, 600): 1.8}
+    assert [(run.model.init, run.steps) for run in sizes.probes(model)] == [(wide, 600)] * 3
+    known[wide, 8e-3, 600] = 2.1
+    both = [(wide, 4e-3, 2000), (sizes.NARROW, 4e-3, 2000)]
+    assert [(run.model.init, run.lr, run.steps) for run in sizes.probes(model)][3:] == both
+    known[both[0]] = 1.7
     assert sizes.initialised(model) is None
-    assert [run.model.init for run in sizes.probes(model)] == [148**-0.5] * 3
-    known[148**-0.5, 8e-3] = 2.1
-    assert [(run.model.init, run.lr) for run in sizes.probes(model)][3:] == [(sizes.NARROW, 4e-3)]
     assert sizes.to_the_end(model) == []
-    known[sizes.NARROW, 4e-3] = narrow
+    known[both[1]] = narrow
     assert sizes.initialised(model).init == expected
     assert {run.lr for run in sizes.probes(model) if run.model.init == expected} == {2e-3, 4e-3, 8e-3}
-    known |= {(sizes.NARROW, 2e-3): 2.0, (sizes.NARROW, 8e-3): 2.0}
+    known |= {(sizes.NARROW, 2e-3, 600): 2.0, (sizes.NARROW, 4e-3, 600): 1.9, (sizes.NARROW, 8e-3, 600): 2.0}
     assert {(run.model.init, run.lr) for run in sizes.to_the_end(model)} == {(expected, 2e-3), (expected, 4e-3)}
 
 

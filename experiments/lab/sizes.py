@@ -83,19 +83,21 @@ def sweep(model: TokenFormer | NeoX) -> list[Run]:
     return at_rates(lambda rate: scratch(model, rate) if tiny else Run(model, rate, PROBE), RATES[type(model)])
 
 
-def narrow_trial(model: NeoX) -> Run | None:
-    """A GPT-NeoX with the other initialisation, at the best rate of this one; None as long as that is not known."""
+def starts(model: NeoX) -> list[Run]:
+    """A GPT-NeoX with each of its initialisations, to the end at the best rate of this one; empty until it is known.
+
+    As with rates, the order after PROBE steps need not be that at the end.
+    """
     chosen = best(sweep(model))
-    return None if chosen is None else replace(chosen, model=replace(model, init=NARROW))
+    return [] if chosen is None else [scratch(replace(model, init=init), chosen.lr) for init in (model.init, NARROW)]
 
 
 def initialised(model: TokenFormer | NeoX) -> TokenFormer | NeoX | None:
     """The model itself; a GPT-NeoX with the better of its two initialisations, None as long as that is not known."""
     if isinstance(model, TokenFormer) or model.init == NARROW:
         return model
-    trial = narrow_trial(model)
-    chosen = best([*sweep(model), *([] if trial is None else [trial])])
-    return None if trial is None or chosen is None else chosen.model
+    chosen = best(starts(model))
+    return None if chosen is None else chosen.model
 
 
 def like_the_smallest(model: NeoX) -> NeoX:
@@ -108,8 +110,8 @@ def probes(model: TokenFormer | NeoX) -> list[Run]:
     """All that goes before the runs to the end: the rates, for a GPT-NeoX with its two initialisations."""
     if isinstance(model, TokenFormer):
         return sweep(model)
-    trial, settled = narrow_trial(model), initialised(model)
-    return [*sweep(model), *([trial] if trial else []), *(sweep(settled) if settled else [])]
+    settled = initialised(model)
+    return [*sweep(model), *starts(model), *(sweep(settled) if settled else [])]
 
 
 def to_the_end(model: TokenFormer | NeoX) -> list[Run]:
