@@ -159,3 +159,9 @@ def test_as_a_program(tmp_path, official):
     )
     assert (again.returncode, again.stdout) == (2, "")
     assert again.stderr == f"error: {tmp_path / 'model'} is there already and would be overwritten; give a new name\n"
+
+
+def test_parts_need_no_import_of_their_own():
+    asked = "import tokenformer as t; print(t.cost.parameters.__name__, t.evaluation.__name__, hasattr(t, 'nothing'))"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True)
+    assert done.stdout == "parameters tokenformer.evaluation False\n", done.stderr

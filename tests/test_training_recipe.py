@@ -207,6 +207,21 @@ def test_a_checkpoint_of_the_other_kind_is_refused(tmp_path):
         first_config(recipe, None)
 
 
+def test_a_key_stands_in_a_recipe_once(tmp_path):
+    path = write_recipe(tmp_path)
+    path.write_text(path.read_text() + "training:\n  save_steps: 7\n")
+    with pytest.raises(BadFileError, match=r"not a readable recipe: the key 'training' stands there twice.* line \d+"):
+        load_recipe(path, [])
+
+
+def test_the_context_is_what_is_trained_on(tmp_path):
+    """Beyond it a model knows no positions: it would be scored and sampled there."""
+    recipe = load_recipe(write_recipe(tmp_path), ["data.block_length=24"])
+    assert first_config(recipe, None).max_position_embeddings == 24
+    longer = load_recipe(write_recipe(tmp_path), ["data.block_length=24", "model.max_position_embeddings=99"])
+    assert first_config(longer, None).max_position_embeddings == 99
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

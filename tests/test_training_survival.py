@@ -187,6 +187,7 @@ def test_another_batch_in_the_same_folder_is_refused(tmp_path):
     run(recipe, tmp_path / "run", *shared)
     with pytest.raises(BadRequestError, match=r"was started with 128 tokens a step, and now it would be 256"):
         run(recipe, tmp_path / "run", "training.per_device_train_batch_size=8")
+    run(recipe, tmp_path / "run", "training.per_device_train_batch_size=1", "training.global_batch=4")
 
 
 def test_other_data_under_the_same_name_is_refused(tmp_path):

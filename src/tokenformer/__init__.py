@@ -14,13 +14,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+# Parts that come when they are first asked for: `tokenformer.cost` needs no import of its own.
+_PARTS = ("cost", "data", "evaluation", "official", "report", "training")
 
 if TYPE_CHECKING or "tokenformer_command" not in sys.modules:
     from .api import *  # noqa: F403
     from .api import __all__ as __all__
-else:
-    # In the script (see src/tokenformer_command.py) the same names come when they are first asked for.
+
+if not TYPE_CHECKING:  # to a type checker every name would exist
+
     def __getattr__(name: str) -> Any:
+        if name in _PARTS:
+            return import_module(f".{name}", __name__)
+        if "tokenformer_command" not in sys.modules:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        # In the script (see src/tokenformer_command.py) all other names come when they are first asked for, too.
         api = import_module(".api", __name__)
         value = getattr(api, name)
         globals().update({known: getattr(api, known) for known in api.__all__})

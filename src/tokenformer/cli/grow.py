@@ -20,7 +20,7 @@ def grow_command(
     tokens: Annotated[
         str | None,
         typer.Option(
-            metavar="ROLE=COUNT,…", help="Token counts: qkv=1024,out=1024,ffn=4096; of an adopted model *.mlp.*=4096."
+            metavar="ROLE=COUNT,…", help="Token counts: qkv=1024,out=1024,ffn=4096; of an adopted model `*.mlp.*=4096`."
         ),
     ] = None,
     method: Annotated[str, typer.Option(help="zero, split, rotate or random; see docs/growth.md.")] = "zero",

@@ -71,7 +71,17 @@ def _is_union(hint: Any) -> bool:
 
 
 class Loader(yaml.SafeLoader):
-    """YAML that reads 6e-4 and 2e9 as numbers: the standard wants a point in them."""
+    """YAML that reads 6e-4 and 2e9 as numbers: the standard wants a point in them. A key stands there once."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        seen: set[Any] = set()
+        for key, _ in node.value:
+            name = self.construct_object(key, deep=True)
+            if name in seen:
+                problem = f"the key {name!r} stands there twice"
+                raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
+            seen.add(name)
+        return super().construct_mapping(node, deep)
 
 
 Loader.add_implicit_resolver(

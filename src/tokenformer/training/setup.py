@@ -22,6 +22,7 @@ MAY_CHANGE = {
     "training.per_device_train_batch_size",
     "training.per_device_eval_batch_size",
     "training.gradient_accumulation_steps",
+    "training.global_batch",  # how many tokens a step has is checked by itself
     "training.dataloader_num_workers",
     "training.keep_checkpoints",
     "training.save_steps",

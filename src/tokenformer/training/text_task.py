@@ -73,7 +73,8 @@ class TextTask(Task):
         return prepare(self.section, console=console)
 
     def implied(self, model: dict[str, Any], data: Vocabulary | PreparedData | None) -> dict[str, Any]:
-        fields = {"max_position_embeddings": max(self.section.block_length, 512)}
+        # No further: positions that were never trained on cost a model more than what it reads there can give.
+        fields = {"max_position_embeddings": self.section.block_length}
         if data is not None:
             fields["vocab_size"] = _padded(data.vocab_size)
             fields["bos_token_id"] = fields["eos_token_id"] = data.eos_token_id
