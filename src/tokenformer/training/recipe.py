@@ -15,6 +15,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from transformers import TrainingArguments
+from transformers.training_args import OptimizerNames
 
 from ..data import DataConfig, ImageConfig
 from ..errors import BadFileError, BadRequestError, did_you_mean, one_line
@@ -144,6 +145,16 @@ RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "min_improvement": (lambda value: value >= 0, "at least 0"),
     "max_parameters": (lambda value: value > 0, "above 0"),
 }
+# The same of the training section, for what torch would refuse only when training begins.
+TRAINING_RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
+    "learning_rate": (lambda value: value > 0, "above 0"),
+    "weight_decay": (lambda value: value >= 0, "at least 0"),
+    "adam_beta1": (lambda value: 0 <= value < 1, "from 0 to below 1"),
+    "adam_beta2": (lambda value: 0 <= value < 1, "from 0 to below 1"),
+    "adam_epsilon": (lambda value: value > 0, "above 0"),
+    "max_grad_norm": (lambda value: value >= 0, "at least 0"),
+    "seed": (lambda value: 0 <= value < 2**32, "a whole number from 0 to 2**32 - 1"),
+}
 
 
 @dataclass
@@ -258,6 +269,16 @@ def _check_training(section: dict[str, Any], path: Path, mine: type[Task], other
         value = training.get(key, 1)
         if not (value is None and unset.get(key, 1) is None) and (not isinstance(value, int) or value < 1):
             raise BadRequestError(f"{path}: training.{key} is {value!r}; a whole number of at least 1 is needed")
+    for key, (fits_range, wanted) in TRAINING_RANGES.items():
+        value = training.get(key)
+        if value is not None and not fits_range(value):
+            raise BadRequestError(f"{path}: training.{key} is {value}; {wanted} is needed")
+    optimizers = [name.value for name in OptimizerNames]
+    if str(training.get("optim", optimizers[0])) not in optimizers:
+        hint = did_you_mean(str(training["optim"]), optimizers)
+        raise BadRequestError(f"{path}: training.optim is {training['optim']!r}; {hint}")
+    if training.get("bf16") and training.get("fp16"):
+        raise BadRequestError(f"{path}: training.bf16 and training.fp16 are both true; choose one of them")
     if training["parallel"] not in ("ddp", "fsdp"):
         raise BadRequestError(f"{path}: training.parallel is {training['parallel']!r}; choose ddp or fsdp")
     ema, layer_decay = training["ema"], training["layer_decay"]
