@@ -119,6 +119,8 @@ def test_the_request_is_checked_before_the_weights_are_read(tmp_path, source):
     ended(run("grow", source, large, "--tokens", "ffn=10"), 2, "growth cannot shrink")
     ended(run("grow", source, large, "--tokens", "fnn=1000"), 2, "did you mean 'ffn'?")
     ended(run("grow", source, large, "--tokens", "ffn:1000"), 2, "'ffn:1000' is not of the form role=count")
+    ended(run("grow", source, large, "--tokens", "ffn=256,ffn=512"), 2, "ffn stands there twice; give one count")
+    ended(run("grow", source, large, "--factor", 2, "--noise", "nan"), 2, "noise=nan was given; a number from 0 on")
     ended(run("grow", source, large, "--tokens", ""), 2, "is not of the form role=count")
     ended(run("grow", source, large, "--factor", 2, "--method", "zeros"), 2, "did you mean 'zero'?")
     ended(run("grow", source, source, "--factor", 2), 2, "small is there already and would be overwritten")

@@ -113,6 +113,10 @@ def test_the_resolved_recipe_is_a_recipe(tmp_path):
         (["training.adam_beta2=1.5"], r"training.adam_beta2 is 1.5; from 0 to below 1 is needed"),
         (["training.seed=-1"], r"training.seed is -1; a whole number from 0 to "),
         (["training.optim=adamm_torch"], r"training.optim is 'adamm_torch'; did you mean 'adamw_torch'"),
+        (
+            ["training.optim=adafactor"],
+            r"training.optim is 'adafactor', whose state cannot grow .*adam be reset",
+        ),
         (["training.bf16=true", "training.fp16=true"], r"bf16 and training.fp16 are both true; choose one"),
         (["training.ema=1"], r"training.ema is 1; a decay above 0 and below 1 is needed, as 0.9998"),
         (["training.ema=yes"], r"training.ema is True; a decay above 0"),

@@ -190,6 +190,13 @@ def test_another_batch_in_the_same_folder_is_refused(tmp_path):
     run(recipe, tmp_path / "run", "training.per_device_train_batch_size=1", "training.global_batch=4")
 
 
+def test_a_plateau_needs_something_held_out(tmp_path):
+    recipe = write_recipe(tmp_path, growth={"trigger": "plateau"}, data={"validation_fraction": 0})
+    with pytest.raises(BadRequestError, match=r"growth.trigger is plateau, and nothing is held out"):
+        run(recipe, tmp_path / "run")
+    assert not (tmp_path / "run" / "recipe.yaml").exists()
+
+
 def test_other_data_under_the_same_name_is_refused(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("one line of text and another\n" * 200)

@@ -76,6 +76,8 @@ def _counts(tokens: str) -> dict[str, int]:
         role, _, count = part.partition("=")
         if not count.strip().isdecimal():
             raise BadRequestError(f"--tokens {tokens}: {part!r} is not of the form role=count, for example ffn=4096")
+        if role.strip() in counts:
+            raise BadRequestError(f"--tokens {tokens}: {role.strip()} stands there twice; give one count for it")
         counts[role.strip()] = int(count)
     return counts
 

@@ -82,6 +82,8 @@ def plan_growth(
             "grow: method='random' changes what the model computes; say exact=False to accept that, or use 'zero', "
             "'split' or 'rotate'"
         )
+    if not 0 <= noise < math.inf:
+        raise BadRequestError(f"grow: noise={noise} was given; a number from 0 on is needed")
     if method == "rotate" and any(record.ballast == "single" for _, record in adopted_models(model)):
         raise BadRequestError(
             "grow: the model was adopted with ballast='single', a token whose large bias rotate would spread over the "

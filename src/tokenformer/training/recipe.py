@@ -155,6 +155,8 @@ TRAINING_RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "max_grad_norm": (lambda value: value >= 0, "at least 0"),
     "seed": (lambda value: 0 <= value < 2**32, "a whole number from 0 to 2**32 - 1"),
 }
+# Those that keep a row a token, so that their state grows as tokens do.
+GROWING_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
 
 
 @dataclass
@@ -228,13 +230,16 @@ def _check(given: dict[Any, Any], path: Path) -> Recipe:
     data = structured(
         mine.data_class, sections["data"], f"{path}: data", _elsewhere(get_type_hints(other.data_class), mine, other)
     )
-    return Recipe(
-        name=str(given.get("name") or path.stem),
-        model=_check_model(sections["model"], path, mine, other),
-        data=data,
-        training=_check_training(sections["training"], path, mine, other),
-        growth=_check_growth(sections["growth"], path, mine, other),
-    )
+    training = _check_training(sections["training"], path, mine, other)
+    growth = _check_growth(sections["growth"], path, mine, other)
+    carried = [stage for stage in growth.stages[1:] if (stage.adam or growth.adam) == "carry"]
+    if carried and training.get("optim", GROWING_OPTIMIZERS[0]) not in GROWING_OPTIMIZERS:
+        raise BadRequestError(
+            f"{path}: training.optim is {training['optim']!r}, whose state cannot grow with the tokens; choose "
+            f"{' or '.join(GROWING_OPTIMIZERS)}, or let growth.adam be reset"
+        )
+    name, model = str(given.get("name") or path.stem), _check_model(sections["model"], path, mine, other)
+    return Recipe(name=name, model=model, data=data, training=training, growth=growth)
 
 
 def _elsewhere(keys: Iterable[str], mine: type[Task], other: type[Task]) -> dict[str, str]:

@@ -60,6 +60,11 @@ def train(recipe: Recipe, console: Console | None = None) -> Path:
         check_same_recipe(recipe, folder)
         with processes.main_process_first():
             data = task.prepare(console if processes.is_main_process else Console(quiet=True))
+        if data.validation is None and recipe.growth.trigger == "plateau":
+            raise BadRequestError(
+                "growth.trigger is plateau, and nothing is held out to see one by; give data.validation_fraction, or "
+                "let growth.trigger be budget"
+            )
         samples = len(data.train) if recipe.growth.in_epochs else None
         per_step = samples_per_step(recipe, processes.num_processes)
         ladder = build_ladder(recipe, first_config(recipe, data), per_step, samples)
