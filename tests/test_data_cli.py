@@ -77,6 +77,16 @@ def test_mistakes_are_one_line(tmp_path, source):
     ended(run("prepare", tmp_path / "a.jsonl"), 1, "a.jsonl line 1")
 
 
+def test_a_trained_tokenizer_is_not_lost_with_what_fails_behind_it(tmp_path, source):
+    train = ("--train-tokenizer", 300, "--tokenizer-out", tmp_path / "tok")
+    result = run("prepare", source, *train, "--block-length", 100_000)
+    assert result.exit_code == 2
+    assert "fewer than one block of 100,000" in result.stderr
+    assert f"go on with --tokenizer {tmp_path / 'tok'}\n" in result.stderr
+    result = run("prepare", source, "--tokenizer", tmp_path / "tok", "--block-length", 64)
+    assert result.exit_code == 0, result.stderr
+
+
 def test_the_examples_of_the_page_run(source, monkeypatch, capsys):
     page = (Path(__file__).parent.parent / "docs" / "data.md").read_text()
     exec(re.search(r"```python\n(.*?)```", page, re.DOTALL).group(1), {})

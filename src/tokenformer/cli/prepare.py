@@ -64,7 +64,7 @@ def prepare_command(
     training documents first.
     """
     from ..data import DataConfig, prepare, train_tokenizer
-    from ..errors import BadRequestError
+    from ..errors import BadFileError, BadRequestError
     from ..files import write_new
 
     quiet_libraries()
@@ -90,7 +90,13 @@ def prepare_command(
         with write_new(tokenizer_out) as (folder,):
             train_tokenizer(config, train_size).save_pretrained(folder)
         config.tokenizer = str(tokenizer_out)
-    done = prepare(config)
+    try:
+        done = prepare(config)
+    except (BadRequestError, BadFileError) as error:
+        if tokenizer_out is None:
+            raise
+        kept = f"{tokenizer_out} has the tokenizer: go on with --tokenizer {tokenizer_out}"
+        raise type(error)(f"{error}; {kept}") from error
     show_summary("Found" if done.cached else "Prepared", _rows(config.tokenizer, done))
 
 
