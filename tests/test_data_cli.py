@@ -83,7 +83,7 @@ def test_a_trained_tokenizer_is_not_lost_with_what_fails_behind_it(tmp_path, sou
     assert result.exit_code == 2
     assert "fewer than one block of 100,000" in result.stderr
     assert f"go on with --tokenizer {tmp_path / 'tok'}\n" in result.stderr
-    result = run("prepare", source, "--tokenizer", tmp_path / "tok", "--block-length", 64)
+    result = run("prepare", source, "--tokenizer", tmp_path / "tok", "--block-length", 16)
     assert result.exit_code == 0, result.stderr
 
 
