@@ -221,6 +221,9 @@ def test_a_key_stands_in_a_recipe_once(tmp_path):
     path.write_text(path.read_text() + "training:\n  save_steps: 7\n")
     with pytest.raises(BadFileError, match=r"not a readable recipe: the key 'training' stands there twice.* line \d+"):
         load_recipe(path, [])
+    path.write_text("? [a]\n: b\n")
+    with pytest.raises(BadFileError, match=r"not a readable recipe: .*unhashable key"):
+        load_recipe(path, [])
 
 
 def test_the_context_is_what_is_trained_on(tmp_path):

@@ -274,10 +274,7 @@ def _check_training(section: dict[str, Any], path: Path, mine: type[Task], other
         value = training.get(key, 1)
         if not (value is None and unset.get(key, 1) is None) and (not isinstance(value, int) or value < 1):
             raise BadRequestError(f"{path}: training.{key} is {value!r}; a whole number of at least 1 is needed")
-    for key, (fits_range, wanted) in TRAINING_RANGES.items():
-        value = training.get(key)
-        if value is not None and not fits_range(value):
-            raise BadRequestError(f"{path}: training.{key} is {value}; {wanted} is needed")
+    _check_ranges(training, TRAINING_RANGES, f"{path}: training")
     optimizers = [name.value for name in OptimizerNames]
     if str(training.get("optim", optimizers[0])) not in optimizers:
         hint = did_you_mean(str(training["optim"]), optimizers)
@@ -296,6 +293,14 @@ def _check_training(section: dict[str, Any], path: Path, mine: type[Task], other
     return training
 
 
+def _check_ranges(values: dict[str, Any], ranges: dict[str, tuple[Callable[[float], bool], str]], where: str) -> None:
+    """Refuse numbers that are not possible; what is not given is not looked at."""
+    for key, (fits_range, wanted) in ranges.items():
+        value = values.get(key)
+        if value is not None and not fits_range(value):
+            raise BadRequestError(f"{where}.{key} is {value}; {wanted} is needed")
+
+
 def _check_growth(section: dict[str, Any], path: Path, mine: type[Task], other: type[Task]) -> GrowthRecipe:
     section = dict(section)
     stages = section.pop("stages", None) or []
@@ -308,10 +313,7 @@ def _check_growth(section: dict[str, Any], path: Path, mine: type[Task], other: 
             value = getattr(holder, key, None)
             if value is not None and value not in choices:
                 raise BadRequestError(f"{path}: {where}.{key} is {value!r}; {did_you_mean(str(value), choices)}")
-    for key, (fits_range, wanted) in RANGES.items():
-        value = getattr(growth, key)
-        if value is not None and not fits_range(value):
-            raise BadRequestError(f"{path}: growth.{key} is {value}; {wanted} is needed")
+    _check_ranges(vars(growth), RANGES, f"{path}: growth")
     for i, stage in enumerate(growth.stages):
         sizes = [key for key in ("factor", "to", "num_tokens") if getattr(stage, key) is not None]
         if len(sizes) != (0 if i == 0 else 1):

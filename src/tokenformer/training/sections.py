@@ -74,13 +74,12 @@ class Loader(yaml.SafeLoader):
     """YAML that reads 6e-4 and 2e9 as numbers: the standard wants a point in them. A key stands there once."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        seen: set[Any] = set()
-        for key, _ in node.value:
-            name = self.construct_object(key, deep=True)
-            if name in seen:
-                problem = f"the key {name!r} stands there twice"
+        seen: set[str] = set()
+        for key in [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]:
+            if key.value in seen:
+                problem = f"the key {key.value!r} stands there twice"
                 raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
-            seen.add(name)
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
