@@ -182,7 +182,8 @@ def test_sources_that_are_not_there(tmp_path):
         ({"errors": "stric"}, "did you mean 'strict'"),
         ({"shuffle_buffer": -1}, "shuffle_buffer=-1 was given"),
         ({"workers": 0}, "workers=0 was given"),
-        ({"seed": 2**63}, "must fit 64 bits"),
+        ({"seed": 2**63}, "seed=9223372036854775808 was given; it must fit 64 bits"),
+        ({"split_seed": 2**63}, "split_seed=9223372036854775808 was given"),
     ],
 )
 def test_settings_that_cannot_be_met(tmp_path, settings, message):

@@ -60,7 +60,7 @@ def test_where_documents_end_is_part_of_the_key(tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    [{"block_length": 8}, {"validation_fraction": 0.2}, {"split": [0.5, 0.5]}, {"errors": "strict"}, {"seed": 1}],
+    [{"block_length": 8}, {"validation_fraction": 0.2}, {"split": [0.5, 0.5]}, {"errors": "strict"}, {"split_seed": 1}],
 )
 def test_every_setting_that_matters_is_part_of_the_key(tmp_path, source, change):
     settings = {"validation_fraction": 0.1}
@@ -68,10 +68,11 @@ def test_every_setting_that_matters_is_part_of_the_key(tmp_path, source, change)
 
 
 def test_settings_that_do_not_matter_are_not(tmp_path, source):
-    key = prepared(tmp_path, source).key
-    assert prepared(tmp_path, source, workers=2, shuffle_buffer=7, column="x", seed=3).key == key
+    key = prepared(tmp_path, source, validation_fraction=0.1).key
+    others = {"workers": 2, "shuffle_buffer": 7, "column": "x", "seed": 3}
+    assert prepared(tmp_path, source, validation_fraction=0.1, **others).key == key
     halves = {"split": [0.5, 0.5]}
-    assert prepared(tmp_path, source, **halves, seed=1).key == prepared(tmp_path, source, **halves).key
+    assert prepared(tmp_path, source, **halves, split_seed=1).key == prepared(tmp_path, source, **halves).key
 
 
 def _truncate(folder: Path) -> None:

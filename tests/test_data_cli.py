@@ -47,7 +47,7 @@ def test_every_option_reaches_the_configuration(tmp_path, source):
     options = (
         "--column",
         "body",
-        "--seed",
+        "--split-seed",
         3,
         "--errors",
         "strict",

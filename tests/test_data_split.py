@@ -19,7 +19,7 @@ def documents_of(blocks) -> set[bytes]:
 def test_documents_are_held_out_whole_and_by_seed(tmp_path):
     texts = [line.encode() for line in LINES]
     source = write_jsonl(tmp_path / "a.jsonl", LINES)
-    runs = [prepared(tmp_path, source, validation_fraction=0.2, seed=seed, block_length=2) for seed in (0, 1, 0)]
+    runs = [prepared(tmp_path, source, validation_fraction=0.2, split_seed=seed, block_length=2) for seed in (0, 1, 0)]
     held_out = [documents_of(run.validation) for run in runs]
     assert [run.stats["parts"]["validation"]["documents"] for run in runs] == [12, 12, 12]
     assert held_out[0] == held_out[2] != held_out[1]

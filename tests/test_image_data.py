@@ -320,8 +320,9 @@ class TestHoldingOut:
         assert sorted([*train, *held_out]) == list(range(40))
         assert not {i // 2 for i in train.tolist()} & {i // 2 for i in held_out.tolist()}
         again = prepared(tmp_path, tmp_path / "a.parquet", validation_fraction=0.25)
-        other = prepared(tmp_path, tmp_path / "a.parquet", validation_fraction=0.25, seed=1)
-        assert again.key == data.key != other.key
+        other = prepared(tmp_path, tmp_path / "a.parquet", validation_fraction=0.25, split_seed=1)
+        order = prepared(tmp_path, tmp_path / "a.parquet", validation_fraction=0.25, seed=1)
+        assert again.key == order.key == data.key != other.key
         assert again.validation.labels.tolist() == held_out.tolist() != other.validation.labels.tolist()
 
     def test_a_split_is_not_by_position(self, tmp_path):
@@ -480,6 +481,7 @@ class TestRefusals:
             ({"split": [0.5, 0.2]}, "split=.* add up to 1"),
             ({"split": [0.5, 0.5], "validation": "x"}, "both split and validation"),
             ({"seed": 2**64}, "it must fit 64 bits"),
+            ({"split_seed": -(2**64)}, "it must fit 64 bits"),
             ({"workers": -1}, "workers=-1 was given"),
             ({"normalise": "imagnet"}, "did you mean 'imagenet'?"),
             ({"mean": [0.1]}, "one of mean and std was given"),

@@ -35,7 +35,7 @@ def prepare_command(
     split: Annotated[
         str | None, typer.Option(metavar="A,B,C", help="Shares cut in order instead, such as 0.9,0.05,0.05.")
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Decides which documents are held out.")] = 0,
+    split_seed: Annotated[int, typer.Option(metavar="N", help="Decides which documents are held out.")] = 0,
     errors: Annotated[
         str, typer.Option(metavar="replace|strict", help="What to do about text that is not UTF-8.")
     ] = "replace",
@@ -79,7 +79,7 @@ def prepare_command(
         block_length=block_length,
         validation_fraction=validation_fraction,
         split=_shares(split),
-        seed=seed,
+        split_seed=split_seed,
         errors=errors,
         workers=workers,
         cache=cache,

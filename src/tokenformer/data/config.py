@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from ..errors import BadRequestError, did_you_mean
 
@@ -25,7 +26,8 @@ class DataConfig:
     block_length: tokens in a block.
     validation_fraction: this share of the documents is held out, unless `validation` or `split` is given.
     split: shares of the corpus for training, validation and, if there are three, test, cut in this order.
-    seed: decides which documents are held out, and the order of a stream.
+    split_seed: decides which documents are held out.
+    seed: decides the order in which they are trained on.
     errors: for text that is not UTF-8: `replace` it by U+FFFD and count, or `strict`, an error. Not for `bytes`.
     streaming: read, tokenize and pack while training, instead of preparing once.
     shuffle_buffer: blocks that a stream is shuffled over; 0 keeps the order.
@@ -43,6 +45,7 @@ class DataConfig:
     block_length: int = 256
     validation_fraction: float = 0.01
     split: list[float] | None = None
+    split_seed: int = 0
     seed: int = 0
     errors: str = "replace"
     streaming: bool = False
@@ -66,8 +69,7 @@ def check_config(config: DataConfig) -> None:
         raise BadRequestError(
             f"validation_fraction={config.validation_fraction} was given; it must be at least 0 and less than 1"
         )
-    if not -(2**63) <= config.seed < 2**63:
-        raise BadRequestError(f"seed={config.seed} was given; it must fit 64 bits")
+    check_seeds(config)
     if config.errors not in ON_BAD_TEXT:
         raise BadRequestError(f"errors={config.errors!r} is not known; {did_you_mean(str(config.errors), ON_BAD_TEXT)}")
     if config.shuffle_buffer < 0:
@@ -76,6 +78,14 @@ def check_config(config: DataConfig) -> None:
         raise BadRequestError(f"workers={config.workers} was given; at least 1 is needed")
     if config.split is not None:
         _check_split(config)
+
+
+def check_seeds(config: Any) -> None:
+    """Refuse seeds that no generator takes."""
+    for name in ("split_seed", "seed"):
+        value = getattr(config, name)
+        if not -(2**63) <= value < 2**63:
+            raise BadRequestError(f"{name}={value} was given; it must fit 64 bits")
 
 
 def _check_split(config: DataConfig) -> None:

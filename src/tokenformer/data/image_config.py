@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, get_type_hints
 
 from ..errors import BadRequestError, did_you_mean
+from .config import check_seeds
 
 # Mean and standard deviation of the pixels in [0, 1], as they are usually taken.
 CONSTANTS: dict[str, tuple[list[float], list[float]]] = {
@@ -19,7 +20,6 @@ CONSTANTS: dict[str, tuple[list[float], list[float]]] = {
     "mnist": ([0.1307], [0.3081]),
     "fashion_mnist": ([0.2860], [0.3530]),
 }
-MAX_SEED = 2**63
 
 
 @dataclass
@@ -74,7 +74,8 @@ class ImageConfig:
     mean, std: other ones, for each channel.
     validation_fraction: this share of the images is held out, unless `validation` or `split` is given.
     split: shares for training, validation and, if there are three, test.
-    seed: decides what is held out, the order, and every augmentation.
+    split_seed: decides what is held out.
+    seed: decides the order, and every augmentation.
     strict: an image that cannot be read is an error, instead of being replaced by the next one and counted.
     workers: processes that decode and augment; all cores if None.
     cache: the folder where `datasets` keeps what it reads; its own if None.
@@ -96,6 +97,7 @@ class ImageConfig:
     std: list[float] | None = None
     validation_fraction: float = 0.01
     split: list[float] | None = None
+    split_seed: int = 0
     seed: int = 0
     strict: bool = False
     workers: int | None = None
@@ -151,8 +153,7 @@ def check_image_config(config: ImageConfig) -> None:
         raise BadRequestError(
             f"validation_fraction={config.validation_fraction} was given; it must be at least 0 and less than 1"
         )
-    if not -MAX_SEED <= config.seed < MAX_SEED:
-        raise BadRequestError(f"seed={config.seed} was given; it must fit 64 bits")
+    check_seeds(config)
     if config.workers is not None and config.workers < 0:
         raise BadRequestError(f"workers={config.workers} was given; at least 0 is needed (0: the training process)")
     _check_constants(config)

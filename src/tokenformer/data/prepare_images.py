@@ -84,7 +84,7 @@ def _parted(gallery: Gallery, config: ImageConfig) -> dict[str, np.ndarray]:
     shares = config.split or [1 - config.validation_fraction, config.validation_fraction]
     if config.validation is not None or shares[1] == 0:
         return {"train": np.arange(len(gallery))}
-    part_of = assign_parts(gallery.digests(), shares, config.seed)
+    part_of = assign_parts(gallery.digests(), shares, config.split_seed)
     parts = {PARTS[i]: np.flatnonzero(part_of == i) for i in range(len(shares))}
     for part, rows in parts.items():
         if not len(rows):

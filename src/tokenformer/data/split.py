@@ -66,7 +66,7 @@ def _select_training(config: DataConfig, advance: Callable[[int], None]) -> Sele
     fraction = 0.0 if config.validation is not None else config.validation_fraction
     shares = config.split
     if shares is None and fraction > 0:
-        held_out = choose_held_out(found.digests, fraction, config.seed)
+        held_out = choose_held_out(found.digests, fraction, config.split_seed)
         if held_out is not None:
             return _select_documents(config, corpus, found, PARTS[:2], held_out)
         shares = [1 - fraction, fraction]
@@ -81,7 +81,7 @@ def _select_training(config: DataConfig, advance: Callable[[int], None]) -> Sele
 def _select_head(config: DataConfig, advance: Callable[[int], None]) -> Selection:
     corpus = Corpus(find_sources(config), config.column)
     found = survey(corpus, STREAM_HEAD, advance)
-    held_out = choose_held_out(found.digests, config.validation_fraction, config.seed)
+    held_out = choose_held_out(found.digests, config.validation_fraction, config.split_seed)
     if held_out is None:
         raise BadRequestError(
             "a stream of one document has none to hold out; give validation sources, or validation_fraction=0, "
@@ -98,7 +98,7 @@ def _select_documents(
     held_out: np.ndarray,
     limit: int | None = None,
 ) -> Selection:
-    rule = f"{config.validation_fraction} of the documents, seed {config.seed}"
+    rule = f"{config.validation_fraction} of the documents, seed {config.split_seed}"
     return Selection(corpus, found, parts, rule, lambda pieces: by_document(pieces, held_out), held_out, limit)
 
 

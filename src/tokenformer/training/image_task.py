@@ -123,7 +123,7 @@ class ImageTask(Task):
             return None
         most = min(training["validation_images"] or len(data.validation), len(data.validation))
         # Not the first ones: images often come sorted by class.
-        chosen = np.random.default_rng(self.section.seed % 2**64).permutation(len(data.validation))[:most]
+        chosen = np.random.default_rng(self.section.split_seed % 2**64).permutation(len(data.validation))[:most]
         return Subset(data.validation, sorted(chosen.tolist()))
 
     def score(self, model: nn.Module, batch: Any) -> dict[str, float]:
