@@ -88,6 +88,14 @@ def test_modules_that_are_not_a_tokenformer():
     assert (grown["inner"].num_tokens, grown["outer"].num_tokens) == (8, 16)
 
 
+def test_a_name_may_lack_its_beginning_unless_it_is_whole_already():
+    model = nn.ModuleDict({"b": Pattention(4, 4, 8), "a": nn.ModuleDict({"b": Pattention(4, 4, 8)})})
+    wrapped = nn.ModuleDict({"host": model})
+    assert grow(model, num_tokens={"b": 16})["a"]["b"].num_tokens == 8
+    grown = grow(wrapped, num_tokens={"a.b": 16})["host"]
+    assert (grown["b"].num_tokens, grown["a"]["b"].num_tokens) == (8, 16)
+
+
 def test_tokens_shared_between_layers_are_refused():
     model = nn.Sequential(Pattention(4, 4, 8), Pattention(4, 4, 8))
     model[1].key_tokens = model[0].key_tokens

@@ -16,7 +16,9 @@ CAUSAL = nn.Transformer.generate_square_subsequent_mask(6)
 PAIRS = [
     (tnn.TransformerEncoderLayer, nn.TransformerEncoderLayer),
     (tnn.TransformerDecoderLayer, nn.TransformerDecoderLayer),
+    (tnn.MultiheadAttention, nn.MultiheadAttention),
 ]
+DIFFERENT = {tnn.MultiheadAttention: {"bias"}}  # defaults that are not torch's
 
 
 @pytest.mark.parametrize(("ours", "torchs"), PAIRS)
@@ -27,7 +29,7 @@ def test_the_arguments_are_torchs(ours, torchs):
         shared = [p for p in mine.values() if p.kind is not p.KEYWORD_ONLY]
         assert [p.name for p in shared] == list(theirs)
         different = {p.name for p in shared if p.default != theirs[p.name].default}
-        assert different <= {"activation"}
+        assert different <= DIFFERENT.get(ours, {"activation"})
 
 
 def equal_but_for_pattention(ours: nn.Module, theirs: nn.Module) -> None:
@@ -146,6 +148,31 @@ def test_attention_weights():
     assert weights.shape == (3, 6, 6)
     torch.testing.assert_close(weights.sum(-1), torch.ones(3, 6))
     assert attention(x, x, x, average_attn_weights=False)[1].shape == (3, 2, 6, 6)
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "padding"])
+@pytest.mark.parametrize("extra", [{"add_bias_kv": True}, {"add_zero_attn": True}, {"add_bias_kv": True, "bias": True}])
+def test_keys_and_values_that_no_input_stands_behind(extra, mask):
+    ours = tnn.MultiheadAttention(8, 2, batch_first=True, **extra).eval()
+    assert (ours.query.bias is not None) == ("bias" in extra)
+    plain = nn.MultiheadAttention(8, 2, batch_first=True, **{**extra, "bias": False}).eval()
+    with torch.no_grad():
+        plain.in_proj_weight.copy_(torch.eye(8).repeat(3, 1))
+        plain.out_proj.weight.copy_(torch.eye(8))
+        for layer in (ours.query, ours.key, ours.value, ours.out):
+            if layer.bias is not None:
+                layer.bias.normal_()
+    plain.bias_k, plain.bias_v = ours.bias_k, ours.bias_v
+    x = torch.randn(3, 6, 8)
+    padding = torch.zeros(3, 6, dtype=torch.bool)
+    padding[:, 4:] = True
+    masks = {"none": {}, "causal": {"attn_mask": CAUSAL.isinf()}, "padding": {"key_padding_mask": padding}}[mask]
+    attended, weights = plain(ours.query(x), ours.key(x), ours.value(x), **masks)
+    for need_weights in (True, False):
+        out, mine = ours(x, x, x, need_weights=need_weights, **masks)
+        torch.testing.assert_close(out, ours.out(attended))
+        if need_weights:
+            torch.testing.assert_close(mine, weights)
 
 
 def test_other_widths_for_keys_and_values():

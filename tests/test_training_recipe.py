@@ -242,6 +242,10 @@ def test_the_context_is_what_is_trained_on(tmp_path):
         (["growth.stages.1={to: 354m, steps: 2}"], r"preset '354m' has hidden_size=768, this model has 32"),
         (["growth.max_parameters=30000"], r"growth.stages\[1\] has .* parameters; growth.max_parameters is 30,000"),
         (["model.max_position_embeddings=16"], r"data.block_length is 32; the model reads 16"),
+        (
+            ["model.vocab_size=256"],
+            r"the tokenizer has 257 entries: leave it out, or .* resize_token_embeddings\(257\)",
+        ),
         (["model.checkpoint=nowhere", "model.hidden_size=32"], r"nowhere, which is not a model folder"),
         (["model.num_attention_heads=5"], r"^model: hidden_size=32 does not divide by num_attention_heads=5"),
         (["model.hidden_size=abc"], r"^model: .*hidden_size.*"),
@@ -280,6 +284,18 @@ def test_a_dry_run_says_what_it_assumes(tmp_path):
     assert "10 are assumed: the images were not looked at" in dry_run(
         write_image_recipe(tmp_path), "model.num_labels=10"
     )
+
+
+def test_a_dry_run_names_sources_that_are_not_there(tmp_path):
+    path = write_recipe(tmp_path)
+    (tmp_path / "a.txt").write_text("text")
+    for there in ("stdlib", "owner/name", "hub:imdb", f"{tmp_path}/a.txt", f"{tmp_path}/*.txt"):
+        assert "not there yet" not in dry_run(path, f"data.train={there}")
+    output = dry_run(path, f"data.train=[stdlib, nowhere.txt, {tmp_path}/*.csv]", "data.validation=no/where.txt")
+    assert re.search(rf"not there yet +nowhere.txt, {tmp_path}/\*.csv, no/where.txt\n", output)
+    images = write_image_recipe(tmp_path)
+    assert re.search(r"not there yet +no-folder\n", dry_run(images, "data.images=no-folder", "model.num_labels=2"))
+    assert "not there yet" not in dry_run(images, "data.images=digits", "model.num_labels=10")
 
 
 def test_the_memory_of_a_dry_run_knows_what_is_cut_up_and_what_is_half_as_wide():

@@ -7,7 +7,7 @@ import glob
 import os
 import re
 import sysconfig
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 
 from ..errors import BadRequestError
@@ -20,6 +20,7 @@ READERS = {".jsonl": JsonLines, ".ndjson": JsonLines, ".json": JsonLines, ".csv"
 # Of the standard library: tests and data for them, and what is not Python's own.
 NOT_LIBRARY = {"test", "tests", "idlelib", "lib2to3", "site-packages", "__pycache__"}
 HUB_PREFIX = "hub:"
+BUILT_IN = {"stdlib", "digits"}  # sources of text and of images that need no files
 
 
 def find_sources(config: DataConfig, part: str = "train") -> list[Source]:
@@ -80,6 +81,17 @@ def _find(name: str, config: DataConfig, split: str) -> Iterator[Source]:
         raise BadRequestError(
             f"there is no file or folder {name}; a Hub dataset without an owner in its name is written {HUB_PREFIX}NAME"
         )
+
+
+def not_there(names: Iterable[str]) -> list[str]:
+    """Those of the sources, of text or of images, that can only be files or folders and are not there."""
+
+    def is_there(name: str) -> bool:
+        path = str(Path(name).expanduser())
+        found = os.path.exists(path) or (glob.has_magic(name) and any(glob.iglob(path, recursive=True)))
+        return found or name in BUILT_IN or name.startswith(HUB_PREFIX) or looks_like_hub(name)
+
+    return [name for name in names if not is_there(name)]
 
 
 def is_saved_dataset(path: Path) -> bool:

@@ -165,12 +165,16 @@ def _preset_tokens(config: TokenFormerBaseConfig | None, to: str) -> dict[str, i
 
 
 def _layers_called(key: str, layers: dict[str, Pattention], config: TokenFormerBaseConfig | None) -> list[str]:
-    """The layers a key of num_tokens means: by role in a TokenFormer, by name or pattern in any other module."""
+    """The layers a key of num_tokens means: by role in a TokenFormer, by name or pattern in any other module.
+
+    A name may lack what comes before it in this model: tables name an adopted model's layers without its head.
+    """
     if config is not None:
         if key not in config.token_roles:
             raise BadRequestError(f"grow: num_tokens has the key {key!r}; {did_you_mean(key, config.token_roles)}")
         return [name for name in layers if name.rpartition(".")[2] in config.token_roles[key]]
     names = [name for name in layers if fnmatchcase(name, key)]
+    names = names or [name for name in layers if fnmatchcase(name, f"*.{key}")]
     if not names:
         raise BadRequestError(f"grow: no Pattention layer is called {key!r}; {did_you_mean(key, layers)}")
     return names

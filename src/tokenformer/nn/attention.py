@@ -14,6 +14,9 @@ class MultiheadAttention(nn.Module):
     Shapes and masks are torch's: [L, N, E] or [N, L, E] with `batch_first`, or [L, E] without a batch; True in
     a boolean mask hides a position, a float mask is added to the scores. `is_causal` without `attn_mask` makes
     the causal mask; with one it is a hint that the mask is causal, and the mask itself is used.
+
+    `bias` gives each projection an output bias; the paper's have none, so that here, unlike in torch, there is none
+    unless asked for. `add_bias_kv` adds a learnable key and value to those projected, `add_zero_attn` a zero one.
     """
 
     def __init__(
@@ -21,24 +24,36 @@ class MultiheadAttention(nn.Module):
         embed_dim: int,
         num_heads: int,
         dropout: float = 0.0,
-        *,
-        num_tokens: int | None = None,
-        kind: str = "l2_gelu",
+        bias: bool = False,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
         kdim: int | None = None,
         vdim: int | None = None,
         batch_first: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        num_tokens: int | None = None,
+        kind: str = "l2_gelu",
     ) -> None:
         super().__init__()
         if embed_dim % num_heads:
             raise BadRequestError(f"MultiheadAttention: embed_dim={embed_dim} does not divide by num_heads={num_heads}")
         self.embed_dim, self.num_heads, self.dropout, self.batch_first = embed_dim, num_heads, dropout, batch_first
-        n = num_tokens or embed_dim
-        self.query = Pattention(embed_dim, embed_dim, n, kind, device=device, dtype=dtype)
-        self.key = Pattention(kdim or embed_dim, embed_dim, n, kind, device=device, dtype=dtype)
-        self.value = Pattention(vdim or embed_dim, embed_dim, n, kind, device=device, dtype=dtype)
-        self.out = Pattention(embed_dim, embed_dim, n, kind, device=device, dtype=dtype)
+
+        def projection(d_in: int) -> Pattention:
+            return Pattention(d_in, embed_dim, num_tokens or embed_dim, kind, bias=bias, device=device, dtype=dtype)
+
+        self.query = projection(embed_dim)
+        self.key = projection(kdim or embed_dim)
+        self.value = projection(vdim or embed_dim)
+        self.out = projection(embed_dim)
+        self.add_zero_attn = add_zero_attn
+        for name in ("bias_k", "bias_v"):
+            extra = nn.Parameter(torch.empty(1, 1, embed_dim, device=device, dtype=dtype)) if add_bias_kv else None
+            self.register_parameter(name, extra)
+            if extra is not None:
+                nn.init.xavier_normal_(extra)
 
     def forward(
         self,
@@ -61,6 +76,9 @@ class MultiheadAttention(nn.Module):
 
         q, k, v = self._heads(self.query(query)), self._heads(self.key(key)), self._heads(self.value(value))
         mask = self._mask(q, k, attn_mask, key_padding_mask, is_causal)  # [N or 1, H or 1, L, S]
+        k, v = self._extended(k, self.bias_k), self._extended(v, self.bias_v)
+        if mask is not None:
+            mask = F.pad(mask, (0, k.shape[-2] - mask.shape[-1]))
         p = self.dropout if self.training else 0.0
         weights = None
         if need_weights:
@@ -79,6 +97,12 @@ class MultiheadAttention(nn.Module):
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # [N, H, L, E/H]
+
+    def _extended(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Keys or values with those that no input stands behind."""
+        if bias is not None:
+            x = torch.cat([x, self._heads(bias).expand(len(x), -1, -1, -1)], dim=-2)
+        return F.pad(x, (0, 0, 0, 1)) if self.add_zero_attn else x
 
     def _mask(
         self, q: Tensor, k: Tensor, attn_mask: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool

@@ -1,11 +1,12 @@
 """What a recipe would do and cost, without doing it: parameters, steps, tokens, compute and memory, stage by stage.
 
-The data is not read, unless a stage is so many epochs of it.
+The data is not read, unless a stage is so many epochs of it; sources that are not there yet are named.
 """
 
 import os
 from collections.abc import Iterator
 
+from ..data.sources import not_there
 from .ladder import build_ladder
 from .recipe import Recipe
 from .setup import first_config, local_batch, run_folder, samples_per_step
@@ -44,11 +45,12 @@ def describe(recipe: Recipe) -> Iterator[tuple[str, dict[str, str]]]:
                 "memory": f"about {needed / 2**30:.2f} GiB a process {counted}",
             },
         )
-    end = ladder.stages[-1].end
+    end, missing = ladder.stages[-1].end, not_there(task.sources)
     yield (
         "the run",
         {
             "folder": str(run_folder(recipe)),
+            **({"not there yet": ", ".join(missing)} if missing else {}),
             **task.assumed(ladder.stages[0].config, data),
             "schedule": ladder.schedule + (f", decay from step {ladder.decay_start:,}" if ladder.decay_start else ""),
             f"{unit} a step": f"{per_step:,} ({batch} {task.samples} a process, {processes} processes)",

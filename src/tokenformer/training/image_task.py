@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, Subset
 
 from .. import cost
 from ..data import ImageCollator, ImageConfig, PreparedImages, prepare_images
+from ..data.config import as_list
 from ..data.image_config import check_image_config
 from ..data.mix import check_even_batch
 from ..errors import BadRequestError
@@ -48,6 +49,10 @@ class ImageTask(Task):
     @property
     def units_per_sample(self) -> int:
         return 1
+
+    @property
+    def sources(self) -> list[str]:
+        return [*as_list(self.section.images or []), *as_list(self.section.validation or [])]
 
     def check(self, training: dict[str, Any], batch: int) -> None:
         check_image_config(self.section)

@@ -41,6 +41,10 @@ class Task(Protocol):
     def units_per_sample(self) -> int:
         """Tokens of a block; 1 for images."""
 
+    @property
+    def sources(self) -> list[str]:
+        """What is trained on and what is held out, by the names that the recipe has for it."""
+
     def check(self, training: dict[str, Any], batch: int) -> None:
         """Refuse what the data cannot do, before it is read. `batch` is that of a process."""
 

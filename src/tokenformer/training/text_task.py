@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, Subset
 
 from .. import cost
 from ..data import BlockStream, DataConfig, PreparedData, load_tokenizer, prepare
-from ..data.config import check_config
+from ..data.config import as_list, check_config
 from ..errors import BadRequestError
 from ..models import TokenFormerConfig, TokenFormerForCausalLM
 from ..models.loading import read_tokenformer
@@ -53,6 +53,10 @@ class TextTask(Task):
     def units_per_sample(self) -> int:
         return self.section.block_length
 
+    @property
+    def sources(self) -> list[str]:
+        return [*as_list(self.section.train or []), *as_list(self.section.validation or [])]
+
     def check(self, training: dict[str, Any], batch: int) -> None:
         check_config(self.section)
         if self.section.streaming and training.get("dataloader_num_workers"):
@@ -88,7 +92,8 @@ class TextTask(Task):
             )
         if data is not None and config.vocab_size < data.vocab_size:
             raise BadRequestError(
-                f"model.vocab_size is {config.vocab_size}; the tokenizer has {data.vocab_size} entries"
+                f"model.vocab_size is {config.vocab_size}; the tokenizer has {data.vocab_size} entries: leave it out, "
+                f"or widen a checkpoint first with model.resize_token_embeddings({data.vocab_size})"
             )
         config.chunked_loss = True
 
