@@ -244,7 +244,7 @@ def test_the_context_is_what_is_trained_on(tmp_path):
         (["model.max_position_embeddings=16"], r"data.block_length is 32; the model reads 16"),
         (
             ["model.vocab_size=256"],
-            r"the tokenizer has 257 entries: leave it out, or .* resize_token_embeddings\(257\)",
+            r"the tokenizer has 257 entries: leave it out, or .*resize_token_embeddings\(257\)",
         ),
         (["model.checkpoint=nowhere", "model.hidden_size=32"], r"nowhere, which is not a model folder"),
         (["model.num_attention_heads=5"], r"^model: hidden_size=32 does not divide by num_attention_heads=5"),

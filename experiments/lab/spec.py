@@ -81,6 +81,7 @@ class Growth:
     adopts: tuple[str, ...] = ()  # of ffn and qkv
     ballast: str = "spread"  # or single
     lr: float | None = None  # the rate from here on; None: as before
+    rewarm: int = 0  # steps of wsd over which the rate rises from 0 once more
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,8 @@ class Run:
             done = (step - start - self.warmup) / max(1, end - start - self.warmup)
             return rate * (0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2)
         left = (self.steps - step) / max(1, self.steps - self.decay_start)
-        return rate * min(1, (step + 1) / self.warmup, left)
+        risen = [(step - g.step + 1) / g.rewarm for g in self.growths if g.rewarm and g.step <= step]
+        return rate * min(1, (step + 1) / self.warmup, left, *risen)
 
     def segments(self) -> list["Segment"]:
         """The parts it is made of, in order."""

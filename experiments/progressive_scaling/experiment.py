@@ -80,6 +80,7 @@ OTHERS: dict[str, Ladder] = {
     "rotate, decay over 400 steps instead of 300": Ladder(decay=400, growth=ROTATE),
     "rotate, decay over 400 steps, grown 400 steps later": Ladder(decay=400, base=2000, growth=ROTATE),
     "the same, with half the rate from 128 tokens on": Ladder(decay=400, base=2000, growth=ROTATE, halved=1),
+    "rotate, the rate warmed up again over 50 steps": Ladder(factors=TWO, growth={**ROTATE, "rewarm": 50}),
     "rotate, Adam reset": Ladder(factors=TWO, growth={**ROTATE, "adam": "reset"}),
     "rotate, only new tokens train": Ladder(factors=TWO, growth={**ROTATE, "trains": "new"}),
     "rotate, grown early": Ladder(factors=TWO, base=800, growth=ROTATE),
