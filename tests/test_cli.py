@@ -102,6 +102,8 @@ def test_bad_requests_end_with_2(tmp_path, official):
             ["unexpected extra argument", "See tokenformer export-official --help."],
         ),
         (["--verbose"], ["No such option: --verbose", "See tokenformer --help."]),
+        (["info", "--length", "abc"], ["Invalid value for '--length'", "; 'abc' was given. See tokenformer info"]),
+        (["info", "--length", "0"], ["greater than or equal to 1; '0' was given."]),
     ],
 )
 def test_mistakes_in_the_command_line_end_with_2(arguments, words):

@@ -50,10 +50,16 @@ class Commands(TyperGroup):
         except typer.TyperException as error:
             context = getattr(error, "ctx", None)
             where = context.command_path if context else "tokenformer"
-            message = error.format_message()
+            message = error.format_message() + _given(error)
             say("error", f"{message}{'' if message.endswith(('.', '?')) else '.'} See {where} --help.")
             code = error.exit_code
         sys.exit(code or 0)
+
+
+def _given(error: Exception) -> str:
+    """The value that an option did not take, which Typer does not repeat."""
+    problems = getattr(error.__cause__, "errors", list)()  # of pydantic, which converts what is given
+    return f"; {problems[0]['input']!r} was given" if problems else ""
 
 
 def say(what: str, message: object = None) -> None:
