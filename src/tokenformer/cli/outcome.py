@@ -58,7 +58,7 @@ class Commands(TyperGroup):
 
 def _given(error: Exception) -> str:
     """The value that an option did not take, which Typer does not repeat."""
-    problems = getattr(error.__cause__, "errors", list)()  # of pydantic, which converts what is given
+    problems: list[Any] = getattr(error.__cause__, "errors", list)()  # of pydantic, which converts what is given
     return f"; {problems[0]['input']!r} was given" if problems else ""
 
 

@@ -19,6 +19,9 @@ class MultiheadAttention(nn.Module):
     unless asked for. `add_bias_kv` adds a learnable key and value to those projected, `add_zero_attn` a zero one.
     """
 
+    bias_k: nn.Parameter | None
+    bias_v: nn.Parameter | None
+
     def __init__(
         self,
         embed_dim: int,
