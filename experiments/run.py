@@ -3,7 +3,8 @@
     make experiment NAME=progressive_scaling        or: python experiments/run.py NAME [NAME…] [--kept | --report]
 
 Enters: folders beside this file with an experiment.py that has `plan()`, the runs it needs, `report()`, `tables()`,
-`measure()` where something else than a loss is measured, and NEEDS_STATES where a report needs more than kept losses.
+`measure()` where something else than a loss is measured, `look()` where the models of finished runs are looked at, and
+NEEDS_STATES where a report needs more than is kept.
 Leaves: NAME/results.json, NAME/*.png, the tables in the pages, and measured.jsonl. States lie in runs/lab; the same
 command goes on where it was stopped, and runs that several experiments need are trained once. With --kept, runs in
 measured.jsonl count as made, wherever that was. With --report they do too, nothing is trained, and unfinished runs are
@@ -15,6 +16,7 @@ import json
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -45,7 +47,7 @@ def main(arguments: list[str]) -> None:
     if len(chosen) < len(arguments) and not any(hasattr(experiment, "NEEDS_STATES") for experiment in experiments):
         take()
     if "--report" in arguments:
-        keep()
+        look_and_keep(experiments)
         for name in chosen:
             check_nothing_is_lost(name)
     else:
@@ -53,7 +55,7 @@ def main(arguments: list[str]) -> None:
             try:
                 train_all(lambda: [run for experiment in experiments for run in experiment.plan()])
             finally:
-                keep()
+                look_and_keep(experiments)
             for experiment in experiments:
                 if hasattr(experiment, "measure"):
                     experiment.measure()
@@ -61,6 +63,14 @@ def main(arguments: list[str]) -> None:
         experiment.report()
     for page in pages():
         page.write_text(with_tables(page.read_text(), tables_of))
+
+
+def look_and_keep(experiments: list[Any]) -> None:
+    """Write down what is finished here, also of what is not finished as a whole."""
+    for experiment in experiments:
+        if hasattr(experiment, "look"):
+            experiment.look()
+    keep()
 
 
 def check_nothing_is_lost(name: str) -> None:

@@ -29,6 +29,7 @@ from lab.results import (
     curve,
     final,
     flops,
+    last,
     lines,
     non_embedding,
     parameters,
@@ -399,6 +400,23 @@ def test_what_becomes_of_ballast(adoption):
     (layer, places), *_ = adoption.ballast_of(finished_model(moved)).values()
     assert places.tolist() == list(range(41, 65))
     assert layer.num_tokens == 91
+
+
+def test_what_became_of_ballast_is_kept_with_the_losses(adoption, monkeypatch, tmp_path):
+    monkeypatch.setattr(kept, "FILE", tmp_path / "measured.jsonl")
+    monkeypatch.setattr(lab.train, "KEPT", {})
+    monkeypatch.setattr(adoption, "runs", lambda way: {1000: [ADOPTED]} if way == adoption.ADOPTED else {})
+    adoption.look()
+    train(ADOPTED)
+    for _ in range(2):  # the second time there is nothing left to look at
+        experiments.look_and_keep([adoption])
+    end, found = ADOPTED.segments()[-1], {"kind": "ballast", **adoption.ballast_use(ADOPTED)}
+    assert [line["kind"] for line in lab.train.trained(end)["lines"]].count("ballast") == 1
+    monkeypatch.setattr(lab.train, "STORE", tmp_path / "new machine")
+    assert last(ADOPTED, "ballast") is None
+    kept.take()
+    adoption.look()
+    assert last(ADOPTED, "ballast") == found
 
 
 def test_the_transformer_has_as_many_parameters():

@@ -20,6 +20,7 @@ from lab.results import (
     final,
     finished,
     flops,
+    last,
     losses,
     non_embedding,
     rise_at_growth,
@@ -42,7 +43,7 @@ from lab.sizes import (
 )
 from lab.spec import Growth, NeoX, Run, TokenFormer
 from lab.tables import change, markdown, number, with_spread
-from lab.train import SOME, finished_model, score, task_of
+from lab.train import SOME, add_to_result, finished_model, score, task_of, trained
 
 from tokenformer.pattention import Pattention
 from tokenformer.pattention.functional import reference
@@ -68,7 +69,6 @@ WAYS: dict[str, tuple[Growth | None, tuple[int, ...]]] = {
     ),
 }
 SCRATCH = "TokenFormer from scratch"
-NEEDS_STATES = True  # the report looks at ballast
 
 
 def growths(way: str) -> tuple[Growth, ...]:
@@ -189,6 +189,14 @@ def ballast_use(run: Run) -> dict[str, Any]:
     return found
 
 
+def look() -> None:
+    """Note what became of ballast, of all runs that end here with some."""
+    for run in (run for way in WAYS for run in runs(way).get(max(BUDGETS), [])):
+        end = run.segments()[-1]
+        if run.growths and run.growths[0].adopts and trained(end) is not None and last(run, "ballast") is None:
+            add_to_result(end, {"kind": "ballast", **ballast_use(run)})
+
+
 def report() -> None:
     """Losses by way and budget, the rates behind them, how far growth moved the loss, and what became of ballast."""
     ways: dict[str, Any] = {}
@@ -203,8 +211,9 @@ def report() -> None:
             how = {"flops": flops(done[0]), "steps": lengths(way)[budget]}
             rate = done[0].learning_rate(done[0].decay_start)  # after growth
             found["budgets"][str(budget)] = {**how, **losses(done), "lr": rate}
-            if budget == max(BUDGETS) and done[0].growths and done[0].growths[0].adopts:
-                ballast[way] = _mean_use([ballast_use(run) for run in done])
+            uses = [use for run in done if (use := last(run, "ballast")) is not None]
+            if uses:
+                ballast[way] = _mean_use(uses)
     base_rate = rate_of(models(SIZES[0])[1])
     by_rate = {}
     for way in (ADOPTED, WIDENED) if base_rate is not None else ():

@@ -14,7 +14,7 @@ from tokenformer.files import replace_file
 from . import train
 
 FILE = Path(__file__).parents[1] / "measured.jsonl"
-KINDS = ("growth", "validation", "end", "test", "broken")
+KINDS = ("growth", "validation", "end", "test", "broken", "ballast")
 
 
 def take() -> None:

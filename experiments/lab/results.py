@@ -30,21 +30,20 @@ def lines(run: Run) -> list[dict[str, Any]]:
 
 def final(run: Run, kind: str = "end") -> float | None:
     """The loss at the end, in nats a byte or an image: on validation data, or on test data (`kind="test"`)."""
-    measured = _last(run, kind)
+    measured = last(run, kind)
     return None if measured is None else measured["loss"] if math.isfinite(measured["loss"]) else math.inf
 
 
 def accuracy(run: Run, kind: str = "end") -> float | None:
     """The share of images that are right at the end."""
-    measured = _last(run, kind)
+    measured = last(run, kind)
     return None if measured is None else measured["accuracy"]
 
 
-def _last(run: Run, kind: str) -> dict[str, Any] | None:
+def last(run: Run, kind: str) -> dict[str, Any] | None:
+    """The last measurement of a kind in a run's last segment; None if that is not finished, or has none."""
     result = result_of(run.segments()[-1])
-    if result is None:
-        return None
-    return [line for line in result["lines"] if line["kind"] == kind][-1]
+    return next((line for line in reversed(result["lines"]) if line["kind"] == kind), None) if result else None
 
 
 def best(runs: Iterable[Run]) -> Run | None:

@@ -51,9 +51,17 @@ def trained(segment: Segment) -> dict[str, Any] | None:
     return _read_result(path) if path.exists() else None
 
 
+def add_to_result(segment: Segment, line: dict[str, Any]) -> None:
+    """Note what was found out about a finished segment's state, so that others need not have the state."""
+    path = folder_of(segment) / "result.json"
+    result = json.loads(path.read_text())
+    replace_file(path, json.dumps({**result, "lines": [*result["lines"], line]}))
+    _read_result.cache_clear()
+
+
 @cache
 def _read_result(path: Path) -> dict[str, Any]:
-    """Plans and reports ask for the same results again and again; once written, they do not change."""
+    """Plans and reports ask for the same results again and again; only `add_to_result` changes them."""
     return json.loads(path.read_text())
 
 
