@@ -93,12 +93,12 @@ def test_the_command_on_a_peer(tmp_path, photos):
     assert written["top1"] == sum(right for right, _, _ in expected) / 35
     assert written["top5"] == sum(near for _, near, _ in expected) / 35
     assert (written["model"], written["images"]) == (str(tmp_path / "peer"), 35)
-    assert (written["source"], written["bad"]) == (str(photos), [])
+    assert (written["source"], written["matched"], written["bad"]) == (str(photos), "by name", [])
     assert written["classes"][2] == {"name": "cat", "images": 5, "correct": written["classes"][2]["correct"]}
     for words in (
         "class images correct accuracy",
         f"top-1    {written['top1']:.4f}\n",
-        "scored   35 images of 7 classes",
+        "scored   35 images of 7 classes, matched by name\n",
     ):
         assert words in result.stdout
     assert result.stderr == ""
@@ -148,9 +148,10 @@ def test_numbers_are_classes_by_name_where_the_model_has_such_names(tmp_path):
     names = sorted(str(i) for i in range(12))
     model = save_classifier(tmp_path / "model", names=names)
     table(list(range(12))).to_parquet(tmp_path / "a.parquet")
-    assert match_classes(gallery_of(tmp_path / "a.parquet"), model.config) == [names.index(str(i)) for i in range(12)]
+    gallery = gallery_of(tmp_path / "a.parquet")
+    assert match_classes(gallery, model.config) == ("by name", [names.index(str(i)) for i in range(12)])
     model = save_classifier(tmp_path / "words", names=[f"word {i}" for i in range(12)])
-    assert match_classes(gallery_of(tmp_path / "a.parquet"), model.config) == list(range(12))
+    assert match_classes(gallery, model.config) == ("by number: 0 is word 0", list(range(12)))
 
 
 def test_a_score_is_shown_even_if_its_file_cannot_be_written(tmp_path, photos, monkeypatch):
@@ -226,7 +227,11 @@ def test_mistakes(tmp_path, photos):
     ended(run(*evaluate, photos, "--batch-size", 0), 2, "batch size 0 was given")
     others = class_folder(tmp_path / "others", names=("ape", "cats"))
     ended(run(*evaluate, others), 2, "have the class 'cats', which the model does not know", "did you mean 'cat'?")
-    assert run(*evaluate, others, "--by-position").exit_code == 0
+    ended(
+        run(*evaluate, others, "--by-position"), 2, "have 2 classes, and the model knows 7", "all of them by position"
+    )
+    renamed = class_folder(tmp_path / "renamed", names=[f"n0{i}" for i in range(7)], each=1)
+    assert "7 classes, matched by position: n00 is ape\n" in run(*evaluate, renamed, "--by-position").stdout
     many = class_folder(tmp_path / "many", names=[f"n{i}" for i in range(8)], each=1)
     ended(run(*evaluate, many, "--by-position"), 2, "the images have 8 classes, and the model knows 7")
     model.config.id2label = dict(enumerate(["ape", "ape", *NAMES[2:]]))

@@ -235,7 +235,7 @@ def _score_images(
     summary = {"top-1": f"{score.top1:.4f}"}
     if score.top5 is not None:
         summary["top-5"] = f"{score.top5:.4f}"
-    summary["scored"] = f"{score.images:,} images of {len(score.classes):,} classes"
+    summary["scored"] = f"{score.images:,} images of {len(score.classes):,} classes, matched {score.matched}"
     if score.bad:
         summary["left out"] = f"{len(score.bad):,} images that cannot be decoded"
     request = {"model": model_name, "source": source.validation}

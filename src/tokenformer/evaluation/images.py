@@ -41,6 +41,7 @@ class ImageScore:
     top5: float | None  # None for a model of five classes or fewer
     images: int
     classes: tuple[ClassScore, ...]  # those that the pictures have
+    matched: str  # how they were found among the model's: by name, by number or by position
     bad: tuple[str, ...]
 
 
@@ -64,7 +65,8 @@ def evaluate_images(
     """
     if batch_size < 1:
         raise BadRequestError(f"batch size {batch_size} was given; at least 1 is needed")
-    targets = torch.tensor(match_classes(gallery, model.config, by_position))[torch.from_numpy(gallery.labels)]
+    matched, classes = match_classes(gallery, model.config, by_position)
+    targets = torch.tensor(classes)[torch.from_numpy(gallery.labels)]
     pictures = _Pictures(gallery, processor, getattr(model.config, "num_channels", 3))
     cores = available_cores() if workers is None else workers
     loader = DataLoader(pictures, batch_size, collate_fn=_collate, num_workers=min(cores, len(pictures) // batch_size))
@@ -90,21 +92,27 @@ def evaluate_images(
         top5=right[:, 1].double().mean().item() if (model.config.num_labels or 0) > TOP else None,
         images=len(seen),
         classes=tuple(ClassScore(*counts) for counts in zip(gallery.names, images, correct, strict=True) if counts[1]),
+        matched=matched,
         bad=tuple(bad),
     )
 
 
-def match_classes(gallery: Gallery, config: Any, by_position: bool = False) -> list[int]:
-    """The model's class for each class of a gallery."""
+def match_classes(gallery: Gallery, config: Any, by_position: bool = False) -> tuple[str, list[int]]:
+    """The model's class for each class of a gallery, and how they were matched, in words."""
     known = [config.id2label[i] for i in range(config.num_labels)]
     by_number = gallery.numbered and not set(gallery.names) <= set(known)
-    if by_position or by_number or gallery.names == known:
-        if len(gallery.names) > len(known):
+    if by_position or by_number:
+        # Numbers mean places even if some are missing; names, only if all of them are there.
+        too_few = len(gallery.names) < len(known) and not gallery.numbered
+        if too_few or len(gallery.names) > len(known):
             raise BadRequestError(
                 f"the images have {len(gallery.names)} classes, and the model knows {len(known)}; give images of its "
-                "classes"
+                "classes" + (", of all of them by position" if too_few else "")
             )
-        return list(range(len(gallery.names)))
+        how = "by number" if gallery.numbered else "by position"
+        return f"{how}: {gallery.names[0]} is {known[0]}", list(range(len(gallery.names)))
+    if gallery.names == known:
+        return "by name", list(range(len(known)))
     for name in gallery.names:
         if known.count(name) != 1:
             often = "does not know" if name not in known else "has several times"
@@ -112,7 +120,7 @@ def match_classes(gallery: Gallery, config: Any, by_position: bool = False) -> l
                 f"the images have the class {name!r}, which the model {often} (--by-position takes classes by their "
                 f"order instead); {did_you_mean(name, known)}"
             )
-    return [known.index(name) for name in gallery.names]
+    return "by name", [known.index(name) for name in gallery.names]
 
 
 class _Pictures(Dataset[tuple[int, Tensor | str]]):
