@@ -387,6 +387,25 @@ def test_all_ways_on_from_a_transformer_have_equal_compute_and_size(adoption, mo
     )
 
 
+def test_growth_on_images_has_a_peer_of_as_many_flops_that_shares_its_past():
+    growth = importlib.import_module("vision-growth.experiment")
+    grown, whole = growth.grown("rotate", 1e-3, 0), growth.scratch(growth.LARGE, 1e-3)
+    shorter = growth.scratch(growth.LARGE, 1e-3, steps=growth.SHORTER)
+    assert flops(shorter) == pytest.approx(flops(grown), rel=1e-3)
+    for run, longer in ((shorter, whole), (growth.scratch(growth.SMALL, 1e-3), grown)):
+        trunk = [segment.name for segment in run.segments() if segment.end <= run.decay_start]
+        assert trunk == [segment.name for segment in longer.segments()][: len(trunk)]
+
+
+def test_weight_decay_spares_what_it_does_in_tokenformer_train():
+    for shape in (PICTURES.model, ViT(16, layers=1, heads=2)):
+        model = build(shape)
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        decayed, spared = ({names[id(p)] for p in group["params"]} for group in adamw(model, PICTURES).param_groups)
+        assert {name.rpartition(".")[2] for name in spared} >= {"bias", "position_embeddings"}
+        assert not any("position" in name or "cls" in name or "class_token" in name for name in decayed)
+
+
 def test_what_becomes_of_ballast(adoption):
     """Its values are zero when it is adopted, and a step of training gives it some."""
     still, moved = (replace(ADOPTED, growths=(replace(ADOPTED.growths[0], lr=lr),)) for lr in (0.0, 1e-2))

@@ -31,6 +31,7 @@ from .spec import Growth, NeoX, Run, Shape, TokenFormer, TokenViT, ViT
 VOCABULARY = 256
 COMMON = {"vocab_size": VOCABULARY, "tie_word_embeddings": True, "bos_token_id": None, "eos_token_id": None}
 IMAGES = {"image_size": 32, "patch_size": 4, "num_labels": 10}
+SPARED = ("class_token", "cls_token", "position_embeddings")  # from weight decay, as `tokenformer train` does
 
 
 def config_of(shape: Shape, context: int = 256) -> PreTrainedConfig:
@@ -147,10 +148,10 @@ def equal_vit(shape: TokenViT) -> ViT:
 
 
 def adamw(model: nn.Module, run: Run) -> AdamW:
-    """The paper's optimizer. Weights decay, also tokens and embedding; biases and norms do not."""
-    decayed = [p for p in model.parameters() if p.ndim > 1]
-    kept = [p for p in model.parameters() if p.ndim <= 1]
-    groups = [{"params": decayed, "weight_decay": run.weight_decay}, {"params": kept, "weight_decay": 0.0}]
+    """The paper's optimizer. Weights decay, also tokens and embedding; biases, norms and positions do not."""
+    groups = [{"params": [], "weight_decay": run.weight_decay}, {"params": [], "weight_decay": 0.0}]
+    for name, parameter in model.named_parameters():
+        groups[parameter.ndim <= 1 or name.endswith(SPARED)]["params"].append(parameter)
     return AdamW([group for group in groups if group["params"]], lr=run.lr, betas=(0.9, 0.95), fused=True)
 
 

@@ -15,6 +15,7 @@ from .spec import Run, TokenViT, ViT
 TOKENS, WIDTH, HEADS = 72, 96, 3
 EPOCH = 703  # steps for the 45,000 images that are not held out
 STEPS = 4 * EPOCH
+SHORTER = 2370  # steps from scratch with as many FLOPs as vision-growth's way to the same size; a branch of longer runs
 RATES = (1e-3, 2e-3, 4e-3)
 BATCH = 64
 
@@ -30,9 +31,9 @@ def vit() -> ViT:
 
 
 def scratch(model: TokenViT | ViT, lr: float, seed: int = 0, steps: int = STEPS) -> Run:
-    """Training from random weights; a run of more than an epoch begins as the one that tries its rate."""
-    probe = Run(model, lr, EPOCH, seed, text="cifar10", batch=BATCH)
-    return probe if steps == EPOCH else replace(probe, steps=steps, marks=(probe.decay_start,))
+    """Training from random weights; a longer run begins as the shorter ones do."""
+    run = Run(model, lr, steps, seed, text="cifar10", batch=BATCH)
+    return replace(run, marks=tuple(replace(run, steps=less).decay_start for less in (EPOCH, SHORTER) if less < steps))
 
 
 def sweep(model: TokenViT | ViT) -> list[Run]:
@@ -51,7 +52,7 @@ def rate_of(model: TokenViT | ViT, steps: int = STEPS) -> float | None:
     return None if chosen is None else chosen.lr
 
 
-def seeded(model: TokenViT | ViT, steps: int = STEPS, like: TokenViT | ViT | None = None) -> list[Run]:
-    """Training from scratch with every seed at the best rate of `like`, or of itself; empty while it is not known."""
-    rate = rate_of(like or model, steps)
+def seeded(model: TokenViT | ViT, steps: int = STEPS) -> list[Run]:
+    """Training from scratch with every seed at the best rate; empty while it is not known."""
+    rate = rate_of(model, steps)
     return [] if rate is None else [scratch(model, rate, seed, steps) for seed in SEEDS]

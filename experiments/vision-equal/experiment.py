@@ -3,7 +3,7 @@
     make experiment NAME=vision-equal
 
 Both try the same rates for an epoch, then the best and lower ones to the end; the best of these has three seeds. The
-ViT is tried with an initialisation as wide as ours too, and gets the better of the two.
+ViT is tried with an initialisation as wide as ours too, and gets the one that is better at the end.
 """
 
 from dataclasses import replace
@@ -12,31 +12,43 @@ from typing import Any
 
 from lab.figures import OURS, THEIRS, draw, legend
 from lab.results import accuracies, best, curve, finished, flops, image_scores, parameters, write_results
-from lab.spec import Run, ViT
+from lab.spec import Run, TokenViT, ViT
 from lab.tables import IMAGE_HEADER, image_cells, markdown, number
-from lab.vision import WIDTH, seeded, sweep, to_the_end, token_vit, vit
+from lab.vision import WIDTH, scratch, seeded, sweep, to_the_end, token_vit, vit
 
 HERE = Path(__file__).parent
 NARROW, WIDE = vit(), replace(vit(), init=WIDTH**-0.5)
 
 
+def starts() -> list[Run]:
+    """The ViT with either initialisation, to the end at the best rate of an epoch; empty as long as it is not known."""
+    chosen = [best(sweep(model)) for model in (NARROW, WIDE)]
+    return [] if None in chosen else [scratch(run.model, run.lr) for run in chosen if run is not None]
+
+
 def peer() -> ViT | None:
     """The ViT with the better initialisation, once both are tried."""
-    chosen = best([*sweep(NARROW), *sweep(WIDE)])
+    chosen = best(starts())
     return None if chosen is None else NARROW if chosen.model == NARROW else WIDE
 
 
 def kinds() -> dict[str, list[Run]]:
     """The runs of each kind, with every seed."""
     theirs = peer()
-    return {"TokenFormer": seeded(token_vit()), "ViT": seeded(theirs) if theirs is not None else []}
+    return {"TokenFormer": seeded(token_vit()), "ViT": [] if theirs is None else seeded(theirs)}
 
 
 def plan() -> list[Run]:
     """The rates, then the best of them with all seeds."""
     rates = [run for model in (token_vit(), NARROW, WIDE) for run in sweep(model)]
     ends = [run for model in (token_vit(), peer()) if model is not None for run in to_the_end(model)]
-    return rates + ends + [run for runs in kinds().values() for run in runs]
+    return rates + starts() + ends + [run for runs in kinds().values() for run in runs]
+
+
+def ends_of(model: TokenViT | ViT) -> list[Run]:
+    """The runs to the end by which rates and initialisations are chosen."""
+    tried = [] if model in (NARROW, WIDE) and model != peer() else to_the_end(model)
+    return sorted({*tried, *(run for run in starts() if run.model == model)}, key=lambda run: run.lr)
 
 
 def report() -> None:
@@ -45,12 +57,12 @@ def report() -> None:
     for name, runs in kinds().items():
         done = finished(runs)
         if done:
-            size = {"parameters": parameters(done[0]), "flops": flops(done[0])}
+            size = {"parameters": parameters(done[0]), "flops": flops(done[0]), "init": done[0].model.init}
             findings["kinds"][name] = {**size, **image_scores(done)}
     for name, model in (("TokenFormer", token_vit()), ("ViT", NARROW), ("ViT, N(0, 0.1)", WIDE)):
         findings["rates"][name] = {
             steps: {f"{run.lr:g}": accuracies([run])["mean"] for run in finished(runs)}
-            for steps, runs in (("an epoch", sweep(model)), ("all epochs", to_the_end(model)))
+            for steps, runs in (("an epoch", sweep(model)), ("all epochs", ends_of(model)))
         }
     write_results(HERE, findings, plan())
     draw(HERE / "curves.png", [_curves])
@@ -71,12 +83,13 @@ def tables(findings: dict[str, Any]) -> dict[str, str]:
             name,
             f"{found['parameters']:,}",
             f"{found['flops']:.3g}",
+            f"N(0, {found['init']:.2g})",
             f"{found['lr']:g}",
             *image_cells(found),
         ]
         for name, found in findings.get("kinds", {}).items()
     ]
-    header = ["model", "parameters", "FLOPs", "rate", *IMAGE_HEADER]
+    header = ["model", "parameters", "FLOPs", "initialisation", "rate", *IMAGE_HEADER]
     tried = [
         [
             name,

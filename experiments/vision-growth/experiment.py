@@ -2,8 +2,9 @@
 
     make experiment NAME=vision-growth
 
-The small model trains at a constant rate; a branch decays and is the small model. The trunk grows and trains on, and
-decays: that is the large one. Compute is that of trunk and branches.
+The small model trains at a constant rate, its best; a branch decays and is the small model. The trunk grows and trains
+on, and decays: that is the large one. Compute is that of trunk and branches. Beside it stands the large size from
+scratch with as many FLOPs as lead to the grown one, at its own best rate.
 """
 
 from dataclasses import replace
@@ -14,7 +15,7 @@ from lab.figures import colour, draw, legend
 from lab.results import accuracy, compute, curve, finished, flops, image_scores, write_results
 from lab.spec import Growth, Run
 from lab.tables import IMAGE_HEADER, image_cells, markdown
-from lab.vision import SEEDS, STEPS, TOKENS, rate_of, scratch, seeded, sweep, to_the_end, token_vit
+from lab.vision import SEEDS, SHORTER, STEPS, TOKENS, rate_of, scratch, seeded, sweep, to_the_end, token_vit
 
 HERE = Path(__file__).parent
 SMALL, LARGE = token_vit(TOKENS // 2), token_vit()
@@ -31,46 +32,51 @@ def grown(method: str, lr: float, seed: int) -> Run:
 
 def ladders() -> dict[str, list[Run]]:
     """The grown models of each method."""
-    lr = rate_of(LARGE)
+    lr = rate_of(SMALL)
     return {} if lr is None else {m: [grown(m, lr, seed) for seed in seeds] for m, seeds in METHODS.items()}
 
 
-def small() -> list[Run]:
-    """The small size from scratch, at the rate of the large one, which the ladder needs for both."""
-    return seeded(SMALL, like=LARGE)
+def from_scratch() -> dict[str, list[Run]]:
+    """Both sizes, and the large one at the compute of growth."""
+    shorter = [scratch(LARGE, run.lr, run.seed, SHORTER) for run in seeded(LARGE)]
+    return {f"{SMALL.tokens}": seeded(SMALL), f"{LARGE.tokens}": seeded(LARGE), f"{LARGE.tokens}, shorter": shorter}
 
 
 def plan() -> list[Run]:
     """The rates, both sizes from scratch, then the ladders."""
-    return [
-        *sweep(LARGE),
-        *to_the_end(LARGE),
-        *small(),
-        *seeded(LARGE),
-        *(run for runs in ladders().values() for run in runs),
-    ]
+    rates = [run for tried in (sweep, to_the_end) for model in (LARGE, SMALL) for run in tried(model)]
+    return rates + [run for runs in (*from_scratch().values(), *ladders().values()) for run in runs]
 
 
 def report() -> None:
     """Accuracies of both sizes, and the compute of a ladder against that of both from scratch."""
     findings: dict[str, Any] = {"scratch": {}, "ladders": {}}
-    for tokens, runs in ((SMALL.tokens, finished(small())), (LARGE.tokens, finished(seeded(LARGE)))):
-        if runs:
-            findings["scratch"][str(tokens)] = {"flops": flops(runs[0]), **image_scores(runs)}
-    both = sum(found["flops"] for found in findings["scratch"].values())
+    for name, runs in from_scratch().items():
+        done = finished(runs)
+        if done:
+            seen = {"flops": flops(done[0]), "images": done[0].steps * done[0].batch}
+            findings["scratch"][name] = {**seen, **image_scores(done)}
+    sizes = [findings["scratch"].get(str(model.tokens), {}).get("flops") for model in (SMALL, LARGE)]
     for method, runs in ladders().items():
         done = finished(runs)
-        if done and len(findings["scratch"]) == 2:
+        if done and None not in sizes:
             total = compute([scratch(SMALL, done[0].lr, done[0].seed), done[0]])
-            findings["ladders"][method] = {"flops": total, "of_from_scratch": total / both, **image_scores(done)}
+            cost = {"flops": flops(done[0]), "of_large": flops(done[0]) / sizes[1], "of_both": total / sum(sizes)}
+            seen = {"images": done[0].steps * done[0].batch}
+            findings["ladders"][method] = {**cost, **seen, **image_scores(done)}
     write_results(HERE, findings, plan())
     draw(HERE / "growth.png", [_curves])
 
 
 def _curves(axes: Any) -> None:
-    for i, run in enumerate([*small()[:1], *seeded(LARGE)[:1], *(runs[0] for runs in ladders().values())]):
+    drawn = {**from_scratch(), **ladders()}
+    for i, run in enumerate(runs[0] for runs in drawn.values() if runs):
         if accuracy(run) is not None:
-            name = f"{run.model.tokens} tokens" if not run.growths else f"grown by {run.growths[0].method}"
+            name = (
+                f"{run.model.tokens} tokens, {run.steps} steps"
+                if not run.growths
+                else f"grown by {run.growths[0].method}"
+            )
             axes.plot(*curve(run, value="accuracy"), color=colour(i), lw=1, label=name)
     axes.set(xlabel="training FLOPs", ylabel="accuracy on held-out images")
     legend(axes)
@@ -78,11 +84,18 @@ def _curves(axes: Any) -> None:
 
 def tables(findings: dict[str, Any]) -> dict[str, str]:
     """Accuracy and compute, from scratch and grown."""
-    rows = []
-    for tokens, found in findings.get("scratch", {}).items():
-        rows.append([f"{tokens} tokens from scratch", f"{found['flops']:.3g}", *image_cells(found), "-"])
+    named = {f"{tokens} tokens from scratch": found for tokens, found in findings.get("scratch", {}).items()}
     for method, found in findings.get("ladders", {}).items():
-        name = f"{SMALL.tokens} -> {LARGE.tokens} tokens by {method}"
-        rows.append([name, f"{found['flops']:.3g}", *image_cells(found), f"{found['of_from_scratch']:.0%}"])
-    header = ["model", "FLOPs", *IMAGE_HEADER, "compute of both sizes"]
+        named[f"{SMALL.tokens} -> {LARGE.tokens} tokens by {method}"] = found
+    rows = [
+        [
+            name,
+            f"{found['flops']:.3g}",
+            f"{found['images']:,}",
+            *image_cells(found),
+            *(f"{found[of]:.0%}" if of in found else "-" for of in ("of_large", "of_both")),
+        ]
+        for name, found in named.items()
+    ]
+    header = ["model", "FLOPs up to it", "images seen", *IMAGE_HEADER, "of the large size", "both, of both sizes"]
     return {"growth": markdown(header, rows)}
