@@ -17,7 +17,7 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from conftest import make_tiny_vision
 from image_files import class_folder, encoded, picture
-from tokenformer import BadFileError, BadRequestError
+from tokenformer import BadFileError, BadRequestError, TokenFormerForImageClassification
 from tokenformer.data import prepare_images
 from tokenformer.training import load_recipe, train
 from tokenformer.training.summary import stage_table
@@ -205,8 +205,14 @@ def test_a_trained_classifier_starts_a_run_on_other_classes(ladder_run, tmp_path
     for name in ("model", "optimizer", "ema"):
         theirs = load_file(start / f"{name}.safetensors")
         assert_equal(load_file(tmp_path / "same" / "stage-1" / "checkpoint-0" / f"{name}.safetensors"), theirs)
-    with pytest.raises(BadRequestError, match=r"data.size is 16, and the model takes 8 \(model.image_size\)"):
-        run(recipe, tmp_path / "size", f"model.checkpoint={start}", "data.size=16")
+    run(recipe, tmp_path / "size", f"model.checkpoint={start}", "data.size=16", "model.drop_path_rate=0.3")
+    larger = TokenFormerForImageClassification.from_pretrained(tmp_path / "size" / "stage-1" / "checkpoint-0")
+    assert (larger.config.image_size, larger.config.drop_path_rate) == (16, 0.3)
+    assert_equal(larger.state_dict(), TokenFormerForImageClassification.from_pretrained(start).state_dict())
+    with pytest.raises(BadRequestError, match=r"^model: image_size=9 does not divide into patches of"):
+        run(recipe, tmp_path / "odd", f"model.checkpoint={start}", "data.size=9")
+    with pytest.raises(BadRequestError, match=r"^model: drop_path_rate=1.5 was given; it must be at least 0"):
+        run(recipe, tmp_path / "odd", f"model.checkpoint={start}", "model.drop_path_rate=1.5")
     broken = tmp_path / "broken"
     shutil.copytree(start, broken)
     (broken / "model.safetensors").write_bytes(b"half a file")

@@ -19,7 +19,9 @@ from transformers import (
     AutoModelForImageClassification,
     Trainer,
     TrainingArguments,
+    ViTConfig,
     ViTImageProcessorPil,
+    ViTModel,
     pipeline,
 )
 from transformers.utils import logging
@@ -291,6 +293,35 @@ def test_learned_positions_are_stretched_as_a_picture():
     assert (stretched[1:-1, 0, 0].diff() > 0).all()
 
 
+def test_learned_positions_are_stretched_as_those_of_a_vit():
+    peer = ViTModel(ViTConfig(hidden_size=64, num_hidden_layers=1, num_attention_heads=4, image_size=32, patch_size=4))
+    embeddings, theirs = make_tiny_vision().model.embeddings, peer.embeddings
+    torch.nn.init.normal_(theirs.position_embeddings)
+    embeddings.position_embeddings.data = theirs.position_embeddings.data[:, 1:].clone()
+    expected = theirs.interpolate_pos_encoding(torch.zeros(1, 1 + 12 * 5, 64), 48, 20)[:, 1:]
+    torch.testing.assert_close(embeddings.positions(12, 5), expected)
+
+
+@pytest.mark.parametrize("position_embedding", ["learned", "sincos"])
+def test_a_model_can_be_made_one_of_another_size(tmp_path, position_embedding):
+    """Its positions are stretched once for all, and so is what its image processor makes."""
+    model = make_tiny_vision(position_embedding=position_embedding)
+    model.save_pretrained(tmp_path / "small")
+    settings = {"size": {"shortest_edge": 36}, "crop_size": {"height": 32, "width": 32}, "image_mean": [0.4] * 3}
+    settings = {"image_processor_type": "CLIPImageProcessor", **settings}
+    (tmp_path / "small" / "preprocessor_config.json").write_text(json.dumps(settings))
+    larger = TokenFormerForImageClassification.from_pretrained(tmp_path / "small", image_size=64)
+    assert larger.num_parameters() == model.num_parameters() == cost.parameters(larger.config).total
+    images = torch.randn(2, 3, 64, 64)
+    assert torch.equal(larger(images).logits, model(images, interpolate_pos_encoding=True).logits)
+    larger.save_pretrained(tmp_path / "large")
+    again = TokenFormerForImageClassification.from_pretrained(tmp_path / "large")
+    assert (again.config.image_size, again.config.position_grid) == (64, 8)
+    assert torch.equal(again(images).logits, larger(images).logits)
+    written = json.loads((tmp_path / "large" / "preprocessor_config.json").read_text())
+    assert written == {**settings, "size": {"shortest_edge": 72}, "crop_size": {"height": 64, "width": 64}}
+
+
 def test_sincos_positions():
     embeddings = make_tiny_vision(position_embedding="sincos").model.embeddings
     assert embeddings.position_embeddings is None
@@ -301,8 +332,10 @@ def test_sincos_positions():
     assert len(grid.flatten(0, 1).unique(dim=0)) == 64
     # Twice the resolution: the middle of four patches is where the one patch was.
     finer = embeddings.positions(16, 16).view(16, 16, 64)
-    low = slice(8, 16)  # slow waves, which two neighbours' mean follows
-    assert torch.allclose((finer[0::2] + finer[1::2])[:, 0, low] / 2, grid[:, 0, low], atol=1e-2)
+    places = (torch.arange(16) + 0.5) / 2 - 0.5
+    waves = places[:, None] * 10000 ** (-torch.arange(16) / 16)
+    torch.testing.assert_close(finer[:, 0, :16], waves.sin(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(finer[0, :, 48:], waves.cos(), atol=1e-5, rtol=0)
 
 
 def test_drop_path_rises_with_depth_and_is_off_in_evaluation(images):

@@ -169,7 +169,9 @@ def _of_images(config: VisionConfig) -> dict[str, Any]:
     )
     width, classes = config.hidden_size, config.num_labels or 0
     # A ViT's class token has a position too.
-    positions = images.tokens if not ours else images.patches if config.position_embedding == "learned" else 0
+    positions = images.tokens
+    if ours:
+        positions = (config.position_grid or 0) ** 2 if config.position_embedding == "learned" else 0
     return {
         "embedding": width * (images.patch_numbers + 1 + images.class_tokens + positions),
         "outputs": classes,

@@ -6,7 +6,6 @@ pipeline read, or the processor. Plain JSON, so that saving a model needs no Pil
 
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,15 @@ IMAGE_PROCESSORS = {"pil": "ViTImageProcessorPil", "torchvision": "ViTImageProce
 def write_image_processor(config: TokenFormerVisionConfig, folder: str | os.PathLike) -> None:
     """Write how images become pixel values, unless the folder says how already.
 
-    That is as the folder or the Hub says that the model was loaded from; for a new one, in [-1, 1] and of its size.
+    That is as the folder or the Hub says that the model was loaded from, if need be at another size; for a new one, in
+    [-1, 1] and of its size.
     """
     path = Path(folder) / IMAGE_PROCESSOR_FILE
     if path.exists():
         return
     before = _loaded_with(config)
     if before is not None:
-        shutil.copyfile(before, path)
+        path.write_text(_at_size(before.read_text(), config.image_size))
         return
     settings = {
         "image_processor_type": "ViTImageProcessor",
@@ -47,6 +47,26 @@ def write_image_processor(config: TokenFormerVisionConfig, folder: str | os.Path
         "image_std": [0.5] * config.num_channels,
     }
     path.write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def _at_size(text: str, image_size: int) -> str:
+    """The same processor for images of another size: what it resizes to and crops keep their proportions."""
+    try:
+        settings = json.loads(text)
+    except json.JSONDecodeError:  # whoever reads it will say so
+        return text
+    given = settings.get("crop_size") or settings.get("size") or {}
+    before = next(iter(given.values()), image_size) if isinstance(given, dict) else given
+    if before == image_size:
+        return text
+
+    def scaled(size: Any) -> Any:
+        if isinstance(size, dict):
+            return {side: scaled(pixels) for side, pixels in size.items()}
+        return round(size * image_size / before)
+
+    settings |= {key: scaled(settings[key]) for key in ("size", "crop_size") if settings.get(key)}
+    return json.dumps(settings, indent=2) + "\n"
 
 
 def _loaded_with(config: TokenFormerVisionConfig) -> Path | None:

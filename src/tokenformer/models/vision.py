@@ -30,7 +30,7 @@ class TokenFormerVisionEmbedding(nn.Module):
     def __init__(self, config: TokenFormerVisionConfig) -> None:
         super().__init__()
         self.config = config
-        width, side = config.hidden_size, config.grid_size
+        width, side = config.hidden_size, config.position_grid or 0
         self.patch_embeddings = nn.Conv2d(config.num_channels, width, config.patch_size, stride=config.patch_size)
         # A class token needs no position: it is learned itself.
         self.class_token = nn.Parameter(torch.zeros(1, 1, width)) if config.pooling == "cls" else None
@@ -48,7 +48,7 @@ class TokenFormerVisionEmbedding(nn.Module):
 
     def positions(self, rows: int, columns: int) -> Tensor:
         """[1, rows · columns, width]: as trained, or the trained grid stretched over another number of patches."""
-        side = self.config.grid_size
+        side = self.config.position_grid or 0
         if self.position_embeddings is None:
             return _sincos(rows, columns, side, like=self.patch_embeddings.weight)
         if (rows, columns) == (side, side):

@@ -19,6 +19,8 @@ class TokenFormerVisionConfig(TokenFormerBaseConfig):
     image_size, patch_size: side of an image and of a patch, in pixels. Other images need `interpolate_pos_encoding`.
     pooling: cls, the last hidden state of a class token, or mean, that of all patches; then there is no class token.
     position_embedding: learned, or sincos: fixed sines and cosines of row and column.
+    position_grid: patches along a side of the images that positions were made for. Fixed at birth: with another
+        image_size they are stretched, and a trained model knows its way about.
     drop_path_rate: stochastic depth of the last block. It rises linearly from 0 in the first.
     num_labels, id2label, label2id, problem_type: as in every classifier of transformers.
     """
@@ -34,7 +36,13 @@ class TokenFormerVisionConfig(TokenFormerBaseConfig):
     num_channels: int = 3
     pooling: str = "cls"
     position_embedding: str = "learned"
+    position_grid: int | None = None
     drop_path_rate: float | int = 0.0
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        if self.position_grid is None and self.patch_size > 0:
+            self.position_grid = self.image_size // self.patch_size
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> "TokenFormerVisionConfig":
@@ -42,11 +50,6 @@ class TokenFormerVisionConfig(TokenFormerBaseConfig):
         if changes.get("id2label"):
             changes.setdefault("num_labels", len(changes["id2label"]))
         return super().preset(name, **changes)
-
-    @property
-    def grid_size(self) -> int:
-        """Patches along a side of an image."""
-        return self.image_size // self.patch_size
 
     def drop_path(self, layer_idx: int) -> float:
         return self.drop_path_rate * layer_idx / max(1, self.num_hidden_layers - 1)
@@ -59,6 +62,8 @@ class TokenFormerVisionConfig(TokenFormerBaseConfig):
                 f"image_size={self.image_size} does not divide into patches of {self.patch_size} pixels; change "
                 "image_size or patch_size"
             )
+        if self.position_grid is not None and self.position_grid < 1:
+            raise ValueError(f"position_grid={self.position_grid} was given; at least 1 is needed")
         for field, known in (("pooling", POOLINGS), ("position_embedding", POSITIONS)):
             value = getattr(self, field)
             if value not in known:

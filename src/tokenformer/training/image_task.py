@@ -77,6 +77,9 @@ class ImageTask(Task):
             fields |= _classes(names)
         return fields
 
+    def refitted(self) -> dict[str, Any]:
+        return {"image_size": self.section.size}  # positions are stretched
+
     def settle(self, config: TokenFormerVisionConfig, data: PreparedImages | None) -> None:
         for field, key in (("image_size", "size"), ("num_channels", "channels")):
             ours, theirs = getattr(config, field), getattr(self.section, key)

@@ -3,6 +3,8 @@
 Enters: a recipe, what is known of its data, the number of processes. Leaves: what `run` and `dry_run` need of them.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from ..models import TokenFormerBaseConfig
 from ..models.loading import read_config_of
 from .recipe import Recipe, load_recipe
 
+# Fields of the model section that no weight depends on, so that they may stand beside a checkpoint.
+FREE_FIELDS = ("drop_path_rate", "attention_dropout")
 # What may differ when a run is carried on: it does not change what is computed.
 MAY_CHANGE = {
     "data.workers",
@@ -48,20 +52,34 @@ def first_config(recipe: Recipe, data: Any) -> TokenFormerBaseConfig:
                 f"model.checkpoint is {checkpoint}, which is not a model folder: it has no config.json"
             )
         config = read_config_of(checkpoint, task.config_class)
+        free = {key: value for key, value in section.items() if key in FREE_FIELDS}
+        with _in_one_line():
+            for key, value in {**task.refitted(), **free}.items():
+                setattr(config, key, value)
+            config.validate_architecture()
     else:
         section = {**task.implied(section, data), **section}
-        try:
+        with _in_one_line():
             config = task.config_class.preset(preset, **section) if preset else task.config_class(**section)
-        except StrictDataclassError as error:
-            # The sentence of the innermost error is for people; what is around it is not.
-            raise BadRequestError(f"model: {one_line(error).rpartition('Error: ')[2]}") from error
     task.settle(config, data)
     return config
 
 
+@contextmanager
+def _in_one_line() -> Iterator[None]:
+    """What is wrong with a configuration: the sentence of the innermost error, without what is around it."""
+    try:
+        yield
+    except BadRequestError:
+        raise
+    except (StrictDataclassError, ValueError) as error:
+        raise BadRequestError(f"model: {one_line(error).rpartition('Error: ')[2]}") from error
+
+
 def passed_over(recipe: Recipe) -> list[str]:
     """The keys of the model section that a checkpoint decides instead."""
-    return [key for key in recipe.model if key != "checkpoint"] if recipe.model.get("checkpoint") else []
+    decided = [key for key in recipe.model if key not in ("checkpoint", *FREE_FIELDS)]
+    return decided if recipe.model.get("checkpoint") else []
 
 
 def samples_per_step(recipe: Recipe, processes: int) -> int:

@@ -57,6 +57,9 @@ class Task(Protocol):
     def implied(self, model: dict[str, Any], data: Any) -> dict[str, Any]:
         """Fields of the configuration that follow from the data, unless the model section has them."""
 
+    def refitted(self) -> dict[str, Any]:
+        """Fields that the data decides also where a checkpoint decides the model."""
+
     def settle(self, config: Any, data: Any) -> None:
         """Refuse a configuration that does not fit the data; set what training wants of it."""
 

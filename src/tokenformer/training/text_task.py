@@ -84,6 +84,9 @@ class TextTask(Task):
             fields["bos_token_id"] = fields["eos_token_id"] = data.eos_token_id
         return fields
 
+    def refitted(self) -> dict[str, Any]:
+        return {}
+
     def settle(self, config: TokenFormerConfig, data: Vocabulary | PreparedData | None) -> None:
         if config.max_position_embeddings < self.section.block_length:
             raise BadRequestError(
