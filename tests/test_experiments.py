@@ -487,7 +487,8 @@ def test_rates_are_tried_to_the_end_until_a_lower_one_is_worse(monkeypatch):
     def loss(run):
         return {1e-3: 3.0, 2e-3: 2.0, 4e-3: 2.5}[run.lr] if run.steps == sizes.PROBE else ends.get(run.lr)
 
-    monkeypatch.setattr(results, "final", loss)
+    for module in (results, sizes):
+        monkeypatch.setattr(module, "final", loss)
     for lr, rates in ((2e-3, [1e-3, 2e-3]), (1e-3, [5e-4, 1e-3, 2e-3]), (5e-4, [5e-4, 1e-3, 2e-3])):
         assert sizes.rate_of(model) is None
         assert sizes.seeded(model) == []
@@ -495,6 +496,25 @@ def test_rates_are_tried_to_the_end_until_a_lower_one_is_worse(monkeypatch):
         assert [run.lr for run in sizes.to_the_end(model)] == rates
     assert sizes.rate_of(model) == 1e-3
     assert [(run.lr, run.steps, run.seed) for run in sizes.seeded(model)] == [(1e-3, 2000, seed) for seed in (0, 1, 2)]
+
+
+def test_seeds_decide_between_rates_that_tie(monkeypatch):
+    model, found = sizes.token_former(128), {}
+
+    def loss(run):
+        if run.steps == sizes.PROBE:
+            return {1e-3: 3.0, 2e-3: 2.0, 4e-3: 2.5}[run.lr]
+        return found.get((run.lr, run.seed))
+
+    for module in (results, sizes):
+        monkeypatch.setattr(module, "final", loss)
+    found |= {(1e-3, 0): 1.501, (2e-3, 0): 1.5}
+    assert [[run.lr for run in runs] for runs in sizes.contenders(model)] == [[2e-3] * 3, [1e-3] * 3]
+    assert {run.lr for run in sizes.seeded(model)} == {2e-3}
+    found |= {(lr, seed): {1e-3: 1.48, 2e-3: 1.49}[lr] for lr in (1e-3, 2e-3) for seed in (1, 2)}
+    assert {run.lr for run in sizes.seeded(model)} == {1e-3}
+    found[1e-3, 0] = 1.52
+    assert [runs[0].lr for runs in sizes.contenders(model)] == [2e-3]
 
 
 @pytest.mark.parametrize(("narrow", "expected"), [(1.5, sizes.NARROW), (1.9, 148**-0.5)])

@@ -14,7 +14,7 @@ from typing import Any
 from lab.figures import OURS, THEIRS, draw, legend, plain_ticks
 from lab.models import equal_neox
 from lab.results import final, finished, losses, parameters, write_results
-from lab.sizes import PROBE, RATES, models, probes, scratch, seeded, sweep, to_the_end, token_former
+from lab.sizes import PROBE, RATES, contenders, models, probes, scratch, seeded, sweep, to_the_end, token_former
 from lab.spec import Run, TokenFormer
 from lab.tables import markdown, number, with_spread
 
@@ -73,8 +73,8 @@ TRIALS: dict[str, Run] = {
 def plan() -> list[Run]:
     """The trials, the rates, the best of them with all seeds."""
     kinds = [model for width in WIDTHS for model in models(width, width)]
-    runs = [run for some in (probes, to_the_end, seeded) for model in kinds for run in some(model)]
-    return [*TRIALS.values(), *runs]
+    tried = [run for some in (probes, to_the_end) for model in kinds for run in some(model)]
+    return [*TRIALS.values(), *tried, *(run for model in kinds for runs in contenders(model) for run in runs)]
 
 
 def report() -> None:

@@ -4,6 +4,7 @@
 projection, at width 128; the FFN has four times as many.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import cache
@@ -12,7 +13,7 @@ from typing import Any
 from tokenformer import cost
 
 from .models import config_of, equal_neox
-from .results import best
+from .results import best, final
 from .spec import NeoX, Run, TokenFormer
 
 SIZES = (32, 64, 128, 256)  # 0.26, 0.52, 1.05 and 2.1 million parameters without the embedding
@@ -22,6 +23,7 @@ SEEDS = (0, 1, 2)
 # Parameters up to which every rate is tried to the end, and the best is trained with every seed.
 TINY, SMALL = 400_000, 1_200_000
 NARROW = 0.05  # the other initialisation of a GPT-NeoX that is tried
+TIE = 0.002  # a rate whose loss with the first seed is this close to the best one's has all seeds too
 PROBE = 600  # steps that every rate is tried for at the larger sizes, before a few are tried to the end
 
 
@@ -129,8 +131,25 @@ def rate_of(model: TokenFormer | NeoX) -> float | None:
     return None if chosen is None else chosen.lr
 
 
-def seeded(model: TokenFormer | NeoX) -> list[Run]:
-    """Training from scratch at the best rate, with every seed for the small sizes; empty as long as it is not known."""
-    chosen = best(to_the_end(model))
+def contenders(model: TokenFormer | NeoX) -> list[list[Run]]:
+    """Training from scratch with every seed for the small sizes: at the best rate, and at those that tie with it.
+
+    The best with the first seed comes first; empty as long as it is not known.
+    """
+    tried = to_the_end(model)
+    if best(tried) is None:
+        return []
+    by_loss = sorted((final(run) or math.inf, run.lr, run.model) for run in tried)
     seeds = SEEDS if has_fewer(model, SMALL) else SEEDS[:1]
-    return [] if chosen is None else [scratch(chosen.model, chosen.lr, seed) for seed in seeds]
+    return [
+        [scratch(settled, lr, seed) for seed in seeds]
+        for loss, lr, settled in by_loss
+        if loss <= (1 + TIE) * by_loss[0][0]
+    ]
+
+
+def seeded(model: TokenFormer | NeoX) -> list[Run]:
+    """The contender with the lowest mean, or the first as long as some are missing; empty if there is none yet."""
+    rivals = contenders(model)
+    means = [sum(final(run) or math.inf for run in runs) for runs in rivals]
+    return rivals[means.index(min(means))] if rivals and math.isfinite(sum(means)) else (rivals or [[]])[0]

@@ -18,6 +18,7 @@ from lab.sizes import (
     SEEDS,
     SIZES,
     STEPS,
+    contenders,
     models,
     probes,
     rate_of,
@@ -117,7 +118,7 @@ def plan() -> list[Run]:
     methods, others = ([run for one in ladders.values() for run in one.runs(lr)] for ladders in (METHODS, OTHERS))
     kinds = [model for tokens in SIZES for model in models(tokens)]
     peers = [run for runs in (probes, to_the_end) for model in kinds for run in runs(model)]
-    peers += [run for tokens in SIZES[:3] for run in seeded(token_former(tokens))]
+    peers += [run for tokens in SIZES[:3] for runs in contenders(token_former(tokens)) for run in runs]
     rates = [run for other in RATES[TokenFormer] for run in RATED.runs(other)]
     seeds = [run for ladder in SEEDED.values() for seed in SEEDS for run in ladder.runs(lr, seed)]
     python = [*on_python(lr).values(), *(run for ladder in PYTHON_LADDERS.values() for run in ladder.runs(lr))]
