@@ -3,7 +3,7 @@
     make experiment NAME=equal_parameters
 
 Both kinds try three rates at every size, the smallest to the end, the others for a third of the steps, then the best
-and those below it to the end. The best of these has three seeds. `TRIALS` are changes of TokenFormer's defaults, tried
+and those below it to the end. The best of these has three seeds, in the middle size one. `TRIALS` are changes of TokenFormer's defaults, tried
 at the smallest size.
 """
 
@@ -20,6 +20,7 @@ from lab.tables import markdown, number, with_spread
 
 HERE = Path(__file__).parent
 WIDTHS = (64, 96, 128)  # as many tokens as the width: the shape of the paper's models
+SEEDED = (64, 128)
 PAPER = TokenFormer(64, width=64)  # with the paper's initialisation, of which the trials are changes
 PEER = equal_neox(PAPER)
 OURS_64 = token_former(64, 64)  # with ours: N(0, 0.125)
@@ -74,7 +75,8 @@ def plan() -> list[Run]:
     """The trials, the rates, the best of them with all seeds."""
     kinds = [model for width in WIDTHS for model in models(width, width)]
     tried = [run for some in (probes, to_the_end) for model in kinds for run in some(model)]
-    return [*TRIALS.values(), *tried, *(run for model in kinds for runs in contenders(model) for run in runs)]
+    groups = [runs for width in SEEDED for model in models(width, width) for runs in contenders(model)]
+    return [*TRIALS.values(), *tried, *(run for runs in groups for run in runs)]
 
 
 def report() -> None:
