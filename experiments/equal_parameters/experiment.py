@@ -3,8 +3,8 @@
     make experiment NAME=equal_parameters
 
 Both kinds try three rates at every size, the smallest to the end, the others for a third of the steps, then the best
-and those below it to the end. The best of these has three seeds, in the middle size one. `TRIALS` are changes of TokenFormer's defaults, tried
-at the smallest size.
+and those below it to the end. The best of these has three seeds, at the middle size one. `TRIALS` are changes of
+TokenFormer's defaults, tried at the smallest size.
 """
 
 from dataclasses import replace
