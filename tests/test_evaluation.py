@@ -15,6 +15,7 @@ from conftest import make_tiny
 from official_files import write_tokenizer
 from tokenformer import BadFileError, BadRequestError
 from tokenformer.evaluation import evaluate_text
+from tokenformer.evaluation import text as text_module
 from tokenformer.evaluation.text import windows
 from tokenformer.models.text import ByteTokenizer
 
@@ -238,6 +239,20 @@ def test_a_model_without_a_longest_context_needs_a_length():
     with pytest.raises(BadRequestError, match="length 0 was given; it must be at least 1"):
         evaluate_text(endless, BYTES, TEXT, length=0)
     assert evaluate_text(endless, BYTES, TEXT, length=16).bytes == len(TEXT.encode()) - 1
+
+
+def test_windows_are_no_longer_and_no_more_than_memory_bears(monkeypatch):
+    model = make_tiny(max_position_embeddings=32768)
+    shapes = []
+    model.register_forward_pre_hook(lambda _, inputs: shapes.append(tuple(inputs[0].shape)))
+    evaluate_text(model, BYTES, "x" * 2500)
+    assert shapes == [(1, 2048), (1, 1475)]
+    shapes.clear()
+    for most, count in ((2**28, 4), (3 * 16 * 256, 3), (1, 1)):
+        monkeypatch.setattr(text_module, "MOST_LOGITS", most)
+        evaluate_text(model, BYTES, "x" * 65, length=16, stride=16)
+        assert shapes[0] == (count, 16)
+        shapes.clear()
 
 
 def test_another_s_folder_that_lacks_weights(tmp_path):

@@ -2,6 +2,8 @@
 
 import ast
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from tokenformer import BadRequestError
 from tokenformer.data.tokenizer import byte_tokenizer
 from tokenformer.evaluation import evaluate_tasks, tasks
 from tokenformer.evaluation.tasks import PAPER_METRICS, average
+from tokenformer.models.loading import read_model
 from tokenformer.models.text import ByteTokenizer
 
 ROWS = {
@@ -131,16 +134,67 @@ def stock_results(folder, data, **options):
     )["results"]
 
 
+def recorded_answers(monkeypatch):
+    """What the harness will ask its models, and the log-likelihoods that it gets."""
+    from lm_eval.models.huggingface import HFLM
+
+    answers, ask = {}, HFLM._loglikelihood_tokens
+
+    def recording(self, requests, **options):
+        found = ask(self, requests, **options)
+        answers.update(zip((request[0] for request in requests), found, strict=True))
+        return found
+
+    monkeypatch.setattr(HFLM, "_loglikelihood_tokens", recording)
+    return answers
+
+
+def test_the_harness_s_command_gives_the_same(tmp_path, data, folder, monkeypatch):
+    """The one in docs/evaluation.md, which knows nothing of us but the model's folder."""
+    from lm_eval import tasks as stock_tasks
+
+    stock = Path(stock_tasks.__file__).parent / "piqa" / "piqa.yaml"
+    local = {"include": str(stock), "task": "piqa_here", "dataset_path": "json", "training_split": None}
+    local["dataset_kwargs"] = {"data_files": {"validation": str(data / "piqa.jsonl")}, "cache_dir": str(tmp_path)}
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "piqa_here.yaml").write_text(json.dumps(local))
+    command = f"-m lm_eval run --model hf --model_args pretrained={folder},trust_remote_code=True --batch_size 3"
+    command += (
+        f" --device cpu --tasks piqa_here --include_path {tmp_path / 'tasks'} --output_path {tmp_path} --log_samples"
+    )
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")}
+    done = subprocess.run(
+        [sys.executable, *command.split()], capture_output=True, text=True, env=environment, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    (results,), (samples,) = (list(tmp_path.rglob(name)) for name in ("results_*.json", "samples_*.jsonl"))
+    answers = recorded_answers(monkeypatch)
+    mine = evaluate_tasks(read_model(folder), byte_tokenizer(), "piqa", data=data, batch_size=3).harness["results"]
+    theirs = json.loads(results.read_text())["results"]
+    for metric in ("acc,none", "acc_norm,none", "acc_stderr,none"):
+        assert mine["piqa"][metric] == theirs["piqa_here"][metric]
+    likelihoods = [
+        float(answer[0][0]) for line in samples.read_text().splitlines() for answer in json.loads(line)["resps"]
+    ]
+    assert sorted(likelihoods) == sorted(likelihood for likelihood, _ in answers.values())
+    assert len(likelihoods) == 2 * len(ROWS["piqa"])
+
+
 @pytest.mark.parametrize("make_model", [lambda: make_tiny(vocab_size=257), tiny_peer], ids=["tokenformer", "gpt_neox"])
 def test_the_scores_are_the_harness_s_own_to_the_bit(tmp_path, data, make_model, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)  # no checkout, of which git would complain
     torch.manual_seed(1)
     folder, out = with_tokenizer(make_model(), tmp_path / "model"), tmp_path / "scores.json"
+    answers = recorded_answers(monkeypatch)
     result = run("eval", folder, "--tasks", ALL, "--data", data, "--batch-size", 3, "--json", out, "--device", "cpu")
     assert result.exit_code == 0, result.stderr
     assert result.stderr == capfd.readouterr().err == ""
     written = json.loads(out.read_text())
+    mine = answers.copy()
+    answers.clear()
     stock = stock_results(folder, data, batch_size=3)
+    assert len(mine) > 30
+    assert mine == answers
     for task in PAPER_METRICS:
         ours, theirs = ({k: v for k, v in r[task].items() if "," in k} for r in (written["harness"]["results"], stock))
         assert ours == theirs

@@ -9,8 +9,7 @@ from .summary import quiet_libraries, show_summary, show_table
 
 commands = typer.Typer()
 EXAMPLE = "Example: tokenformer eval models/mine --tasks piqa,arc_easy --json scores.json"
-# Windows of a text, and images, at a time, unless the request says otherwise.
-WINDOWS, IMAGES = 4, 64
+IMAGES = 64  # at a time, unless the request says otherwise
 # Of more classes than this the table has the worst ones; the JSON has all.
 MOST_CLASSES, WORST = 100, 20
 
@@ -42,7 +41,7 @@ def eval_command(
         int | None, typer.Option(help="With --text: tokens from window to window.", show_default="half")
     ] = None,
     length: Annotated[
-        int | None, typer.Option(help="With --text: tokens in a window.", show_default="the context")
+        int | None, typer.Option(help="With --text: tokens in a window.", show_default="the context, at most 2048")
     ] = None,
     split: Annotated[
         str | None,
@@ -100,8 +99,8 @@ def eval_command(
         check_new_file(json_file)
     rows_at_a_time = _batch_size(batch_size)
     if text is not None:
-        size = WINDOWS if rows_at_a_time == "auto" else int(rows_at_a_time)
-        _score_text(model_name, text, stride, length, size, json_file, device)
+        windows = None if rows_at_a_time == "auto" else int(rows_at_a_time)
+        _score_text(model_name, text, stride, length, windows, json_file, device)
     elif images is not None:
         from ..data import ImageConfig
 
@@ -117,7 +116,7 @@ def eval_command(
         _score_images(model_name, source, by_position, strict, size, json_file, device)
     else:
         quiet = not context.find_root().params["debug"]
-        _score_tasks(model_name, str(tasks).split(","), data, limit, rows_at_a_time, json_file, device, quiet)
+        _score_tasks(model_name, str(tasks), data, limit, rows_at_a_time, json_file, device, quiet)
 
 
 def _check_options(what: dict[str, Any], options: dict[str, dict[str, Any]]) -> None:
@@ -138,7 +137,7 @@ def _score_text(
     text: Path,
     stride: int | None,
     length: int | None,
-    batch_size: int,
+    batch_size: int | None,
     json_file: Path | None,
     device: str | None,
 ) -> None:
@@ -164,7 +163,7 @@ def _score_text(
 
 def _score_tasks(
     model_name: str,
-    tasks: list[str],
+    tasks: str,
     data: Path | None,
     limit: int | None,
     batch_size: int | str,

@@ -97,7 +97,7 @@ class TaskScores:
 def evaluate_tasks(
     model: PreTrainedModel,
     tokenizer: Any,
-    tasks: Sequence[str],
+    tasks: str | Sequence[str],
     *,
     data: str | os.PathLike | None = None,
     limit: int | None = None,
@@ -106,9 +106,9 @@ def evaluate_tasks(
 ) -> TaskScores:
     """Score a model on tasks of lm-evaluation-harness, zero-shot unless a task says otherwise.
 
-    `data` is a folder with a JSONL file for each task, to be read instead of the Hub; `limit` the rows of each task;
-    `batch_size` a number, or "auto" for the largest that fits. Of the harness's messages, `quiet` shows none; its
-    progress bars appear in a terminal.
+    `tasks` are names, also as one text with commas in between; `data` is a folder with a JSONL file for each, to be
+    read instead of the Hub; `limit` the rows of each task; `batch_size` a number, or "auto" for the largest that fits.
+    Of the harness's messages, `quiet` shows none; its progress bars appear in a terminal.
     """
     names, sums = check_request(tasks, limit, batch_size, data)
     if batch_size == "auto" and model.device.type == "cpu":
@@ -135,14 +135,15 @@ def evaluate_tasks(
 
 
 def check_request(
-    tasks: Sequence[str], limit: int | None, batch_size: int | str, data: str | os.PathLike | None
+    tasks: str | Sequence[str], limit: int | None, batch_size: int | str, data: str | os.PathLike | None
 ) -> tuple[list[str], dict[str, str]]:
     """The names of the tasks, each once, and the SHA-256 of their files. Whatever can be refused without a model is."""
     try:
         import lm_eval  # noqa: F401
     except ImportError as error:
         raise BadRequestError(f"tasks need lm-evaluation-harness; {install('eval')}") from error
-    names = list(dict.fromkeys(name.strip() for name in tasks if name.strip()))
+    named = tasks.split(",") if isinstance(tasks, str) else tasks
+    names = list(dict.fromkeys(name.strip() for name in named if name.strip()))
     if not names:
         raise BadRequestError(f"no task was given; name one or more, such as {','.join(PAPER_METRICS)}")
     if limit is not None and limit < 1:

@@ -25,6 +25,8 @@ from ..models.text import ByteTokenizer, as_text, encode
 
 # Beyond this a perplexity is no longer a finite number.
 LARGEST_LOSS = 700.0
+# Models of long contexts and large vocabularies would need tens of gigabytes for the logits of a few windows.
+LONGEST_DEFAULT, MOST_WINDOWS, MOST_LOGITS = 2048, 4, 2**28
 
 
 @dataclass(frozen=True)
@@ -60,24 +62,30 @@ def evaluate_text(
     *,
     stride: int | None = None,
     length: int | None = None,
-    batch_size: int = 4,
+    batch_size: int | None = None,
 ) -> TextScore:
     """Score a text with a model. `tokenizer` is one of transformers, or ours for raw bytes.
 
-    `length` is the model's context unless given, `stride` half of it. A smaller stride costs more and gives every
-    token more context.
+    `length` is the model's context unless given, 2048 tokens at the most, `stride` half of it. A smaller stride costs
+    more and gives every token more context. `batch_size` windows are read at a time: four unless given, or fewer if
+    their logits would be more than 2**28 numbers.
     """
     config = model.config.get_text_config()
     context = getattr(config, "max_position_embeddings", None)
-    length = context if length is None else length
     if length is None:
-        raise BadRequestError(f"a {config.model_type} model has no longest context; say how many tokens with length")
+        if context is None:
+            raise BadRequestError(
+                f"a {config.model_type} model has no longest context; say how many tokens with length"
+            )
+        length = min(context, LONGEST_DEFAULT)
     stride = max(1, length // 2) if stride is None else stride
     if length < 1 or (context is not None and length > context):
         most = "be at least 1" if context is None else f"lie between 1 and the model's context of {context}"
         raise BadRequestError(f"length {length} was given; it must {most}")
     if not 1 <= stride <= length:
         raise BadRequestError(f"stride {stride} was given; it must lie between 1 and the length of {length}")
+    if batch_size is None:
+        batch_size = max(1, min(MOST_WINDOWS, MOST_LOGITS // (length * config.vocab_size)))
     if batch_size < 1:
         raise BadRequestError(f"batch size {batch_size} was given; at least 1 is needed")
     ids = encode(tokenizer, text, config.vocab_size)
