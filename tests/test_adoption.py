@@ -214,7 +214,7 @@ def test_growth_of_some_layers_and_with_one_token_of_ballast():
     assert {n["num_tokens"] for n in record(grown).layers.values()} == {200, 73}
     assert record(model).layers["h.0.mlp.c_fc"]["num_tokens"] == 51
     assert relative_error(sample_output(grown, inputs), before) < 1e-5
-    with pytest.raises(BadRequestError, match=r"ballast='single', a token whose large bias rotate would spread"):
+    with pytest.raises(BadRequestError, match=r"ballast='single' has a token whose large bias rotate would spread"):
         grow(model, 2, method="rotate")
 
 

@@ -8,11 +8,15 @@ from torch import nn
 from transformers import (
     BertConfig,
     BertForMultipleChoice,
+    BloomConfig,
+    BloomForCausalLM,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForSequenceClassification,
     OPTConfig,
     OPTForCausalLM,
+    XGLMConfig,
+    XGLMForCausalLM,
 )
 
 from conftest import make_tiny
@@ -239,12 +243,41 @@ def test_a_family_that_names_what_is_not_there(monkeypatch):
         adopt(make_host("gpt2"))
 
 
+def xglm(dropout):
+    config = XGLMConfig(
+        vocab_size=97, d_model=16, ffn_dim=32, num_layers=2, attention_heads=2, activation_dropout=dropout
+    )
+    return XGLMForCausalLM(config)
+
+
+def test_dropout_within_an_ffn_is_found_out(monkeypatch):
+    """In evaluation mode, in which layers are compared, there is none; in training one layer would do without it."""
+    entry = Fed("final_layer_norm", ffn=("fc1", "activation_fn", "fc2"))
+    monkeypatch.setitem(FAMILIES, "xglm", Family("layers", (entry,)))
+    drawn = torch.get_rng_state()
+    for model in (xglm(0.5), xglm(0.5).eval()):
+        before = copy.deepcopy(model.state_dict())
+        torch.set_rng_state(drawn)
+        with pytest.raises(BadRequestError, match=r"layers.0.fc2 does not read what layers.0.activation_fn leaves"):
+            adopt(model)
+        assert unchanged(model, before)
+        assert torch.equal(torch.get_rng_state(), drawn)
+    assert len(list(pattention_layers(adopt(xglm(0.0))))) == 2
+
+
+def test_a_model_without_a_table_of_positions(monkeypatch):
+    entry = Fed("input_layernorm", qkv=("self_attention.query_key_value",))
+    monkeypatch.setitem(FAMILIES, "bloom", Family("h", (entry,)))
+    model = BloomForCausalLM(BloomConfig(vocab_size=97, hidden_size=16, n_layer=2, n_head=2))
+    assert len(list(pattention_layers(adopt(model)))) == 2
+
+
 def test_given_inputs_are_compared_too():
     model = make_host("gpt2")
     seen = []
     model.transformer.wte.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0].shape))
     adopt(model, inputs={"input_ids": torch.zeros(1, 3, dtype=torch.long)})
-    assert seen == [(1, 38), (1, 3)] * 2
+    assert seen == [(1, 38), (1, 3), (1, 3), (1, 38), (1, 3)]  # before, in training mode, after
     with pytest.raises(BadResultError, match=r"would differ from the original by nan of its largest entry"):
         adopt(make_host("gpt2"), inputs={"inputs_embeds": torch.full((1, 3, 36), torch.nan)})
     with pytest.raises(BadRequestError, match=r"GPT2LMHeadModel could not be called with pixels .*: You have to"):

@@ -149,13 +149,17 @@ def test_the_pipeline_writes_with_it(tmp_path):
 
 def test_without_tokenformer_loading_fails_and_names_it(tmp_path, monkeypatch):
     """transformers warns of the name that it does not know, and weights that do not fit are an error."""
-    adopt(make_host("llama")).save_pretrained(tmp_path)
+    hosts = [(make_host("llama"), {}), (make_host("bert"), {"parts": "qkv"})]
+    hosts.append((make_host("gpt2"), {"parts": "qkv", "ballast": "single"}))
+    for i, (host, request) in enumerate(hosts):
+        adopt(host, **request).save_pretrained(tmp_path / str(i))
     monkeypatch.delitem(auto.AUTO_QUANTIZATION_CONFIG_MAPPING, "tokenformer")
     said = []
     monkeypatch.setattr(auto.logger, "warning", said.append)
-    with pytest.raises(RuntimeError, match="You set `ignore_mismatched_sizes` to `False`, thus raising an error"):
-        AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert said[0].startswith("Unknown quantization type, got tokenformer")
+    for i, (host, _) in enumerate(hosts):
+        with pytest.raises(RuntimeError, match="You set `ignore_mismatched_sizes` to `False`, thus raising an error"):
+            type(host).from_pretrained(tmp_path / str(i))
+        assert said.pop().startswith("Unknown quantization type, got tokenformer")
 
 
 @pytest.mark.parametrize(

@@ -17,14 +17,15 @@ from torch import nn
 from ..errors import BadRequestError, did_you_mean
 from ..files import check_new, write_new
 from ..growth import apply_growth, plan_growth
+from ..growth.plan import check_ballast_grows
 from ..models import Adopted
 from ..models.folder import copy_beside_weights
 from ..models.loading import local_folder, read_any_config, read_host
 from ..models.sample import checked_difference, sample_inputs, sample_output, tolerance_of
 from ..pattention import Pattention
 from .families import family_of
-from .plan import DTYPES, check_parts, check_whole_weights
-from .surgery import adopt
+from .plan import DTYPES, check_parts, check_settings, check_whole_weights
+from .surgery import SLACK, adopt
 
 DTYPE_NAMES = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
 CARD = """\
@@ -67,15 +68,16 @@ def adopt_folder(
     target: str | os.PathLike,
     parts: Iterable[str] | None = None,
     *,
+    ballast: str = "spread",
+    slack: float = SLACK,
     growth: Mapping[str, Any] | None = None,
     verify: bool = True,
     tolerance: float | None = None,
     dtype: str = "auto",
-    **request: Any,
 ) -> FolderAdoption:
     """Adopt the model in `source` (a folder, or a name on the Hub) into the new folder `target`.
 
-    `parts` and `request` are those of `adopt`, `growth` is a request of `grow`. `dtype` is what weights are read and
+    What `adopt` takes means the same here, `growth` is a request of `grow`. `dtype` is what weights are read and
     written in, "auto" as they are saved. What prepares the model's inputs comes along.
     """
     target = Path(target)
@@ -85,13 +87,15 @@ def adopt_folder(
         raise BadRequestError(f"adopt: dtype {dtype!r} is not known; {did_you_mean(dtype, ['auto', *DTYPE_NAMES])}")
     config = read_any_config(source)
     check_whole_weights(config)
+    check_settings(ballast, slack, tolerance)
     chosen = check_parts(config, family_of(config.model_type), parts)
     if growth is not None:
         plan_growth(nn.Sequential(Pattention(1, 1, 1000)), **growth)  # what is wrong with it shows on any layer
+        check_ballast_grows(ballast, growth.get("method"))
     model = read_host(source, dtype=dtype)
     before, inputs = model.num_parameters(), sample_inputs(model)
     output = sample_output(model, inputs) if verify else None
-    adopt(model, chosen, verify=verify, tolerance=tolerance, **request)
+    adopt(model, chosen, ballast=ballast, slack=slack, verify=verify, tolerance=tolerance)
     if growth is not None:
         apply_growth(model, plan_growth(model, **growth), inplace=True)
     difference = None

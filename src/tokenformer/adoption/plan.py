@@ -60,6 +60,7 @@ class Site:
     module: Any
     rows: Rows
     layers: list[Layer] = field(default_factory=list)
+    dropped: bool = False  # whether the family knows of dropout between the norm and the layers
 
 
 def plan_adoption(
@@ -88,12 +89,7 @@ def _check_arguments(model: Any, ballast: str, slack: float, tolerance: float | 
         raise BadRequestError(
             f"adopt: a {type(model).__name__} was given; a model of transformers is needed (merge adapters first)"
         )
-    if ballast not in BALLASTS:
-        raise BadRequestError(f"adopt: ballast={ballast!r} is not known; {did_you_mean(ballast, BALLASTS)}")
-    numbers = {"slack": slack} if tolerance is None else {"slack": slack, "tolerance": tolerance}
-    for name, number in numbers.items():
-        if not (isinstance(number, Real) and 0 <= number < math.inf):
-            raise BadRequestError(f"adopt: {name}={number!r} was given; a number of at least 0 is needed")
+    check_settings(ballast, slack, tolerance)
     built_anew = record_of(model.config) is not None and not any(pattention_layers(model))  # from its configuration
     if not built_anew:
         check_whole_weights(model.config)
@@ -102,6 +98,16 @@ def _check_arguments(model: Any, ballast: str, slack: float, tolerance: float | 
             "adopt: ballast='single' was asked for a model in fp16, whose range is too small for it; use 'spread', or "
             "load the model in fp32 or bf16"
         )
+
+
+def check_settings(ballast: str, slack: float = 0.0, tolerance: float | None = None) -> None:
+    """Refuse names and numbers that no model could be adopted with."""
+    if ballast not in BALLASTS:
+        raise BadRequestError(f"adopt: ballast={ballast!r} is not known; {did_you_mean(ballast, BALLASTS)}")
+    numbers = {"slack": slack} if tolerance is None else {"slack": slack, "tolerance": tolerance}
+    for name, number in numbers.items():
+        if not (isinstance(number, Real) and 0 <= number < math.inf):
+            raise BadRequestError(f"adopt: {name}={number!r} was given; a number of at least 0 is needed")
 
 
 def check_whole_weights(config: Any) -> None:
@@ -155,7 +161,8 @@ def _site(
         norm = fed.first
     only_ours = not fed.shared and all(part in parts for part in PARTS if getattr(fed, part))
     module = _module(base, norm)
-    return Site(norm, module, _rows(norm, module, kept=not only_ours or ballast == "single"), layers)
+    rows = _rows(norm, module, kept=not only_ours or ballast == "single")
+    return Site(norm, module, rows, layers, dropped=bool(fed.dropout) and i == 0)
 
 
 def _module(base: nn.Module, name: str) -> nn.Module:

@@ -20,13 +20,13 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import BadRequestError
-from ..models.adopted import Adopted, EqualLength, forget_plans
+from ..models.adopted import Adopted, EqualLength, fits_no_host, forget_plans
 from ..models.sample import tolerance_of
 from ..pattention import Pattention
 from ..pattention.module import set_submodule
 from .fold import Rows, Tokens, ffn_tokens, linear_tokens
 from .plan import Layer, Site, check_conditioned, plan_adoption
-from .verify import compare_layers, compare_outputs, watch
+from .verify import check_training_mode, compare_layers, compare_outputs, watch
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
@@ -54,7 +54,8 @@ def adopt(
         model). Beyond `tolerance` (relative; 1e-5 in fp32, 1e-10 in fp64, 5e-2 in half precision) nothing is changed,
         and a BadResultError names the layer.
 
-    The record of what was done is in `model.config`, and is saved and loaded with the model.
+    The record of what was done is in `model.config`, and is saved and loaded with the model. Make the optimizer
+    afterwards: one that was made before holds parameters that are gone.
     """
     sites = plan_adoption(model, parts, ballast=ballast, slack=slack, tolerance=tolerance)
     if inputs is not None and not isinstance(inputs, Mapping):
@@ -69,6 +70,8 @@ def adopt(
                 check_conditioned(site, allowed, model.dtype)
     base = model.base_model
     seen = watch(model, base, sites, inputs) if verify else None
+    if seen is not None:
+        check_training_mode(model, base, sites, seen)
 
     tokens = {layer.name: _fold(site.rows, layer, ballast, slack) for site in sites for layer in site.layers}
     new: dict[str, nn.Module] = {site.norm: _equal_length(site) for site in sites if not site.rows.kept}
@@ -130,7 +133,7 @@ def _pattention(layer: Layer, tokens: Tokens) -> Pattention:
             if value is not None:
                 getattr(new, name).copy_(value)
     new.requires_grad_(weight.requires_grad or last.weight.requires_grad)
-    return new.train(layer.linear.training)
+    return fits_no_host(new).train(layer.linear.training)
 
 
 def _equal_length(site: Site) -> EqualLength:

@@ -5,7 +5,8 @@ layer; or an error that names the worst of them.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import BadRequestError, BadResultError
-from ..models.sample import relative_difference, sample_inputs, sample_output
+from ..models.sample import call_once, in_mode, relative_difference, sample_inputs, sample_output
 from .plan import Site
 
 
@@ -35,22 +36,14 @@ def watch(model: PreTrainedModel, base: nn.Module, sites: list[Site], inputs: Ma
     """
     seen = Seen([], [], {}, {})
     given = None if inputs is None else {key: value for key, value in inputs.items() if key != "labels"}
-    names = {name for site in sites for layer in site.layers for name in (layer.name, layer.last)}
+    names = {name for site in sites for layer in site.layers for name in (layer.name, layer.last, *layer.removed)}
     names |= {site.norm for site in sites}
-
-    def note(name: str) -> Any:
-        def hook(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
-            seen.entered.setdefault(name, []).append(arguments[0])
-            seen.left.setdefault(name, []).append(output)
-
-        return hook
 
     def call(some: Mapping[str, Any]) -> None:
         seen.outputs.append(sample_output(model, some))
         seen.inputs.append(some)
 
-    hooks = [base.get_submodule(name).register_forward_hook(note(name)) for name in names]
-    try:
+    with _watching(base, names, seen):
         try:
             call(sample_inputs(model))
         except BadRequestError:
@@ -60,10 +53,54 @@ def watch(model: PreTrainedModel, base: nn.Module, sites: list[Site], inputs: Ma
             seen.left.clear()
         if given is not None:
             call(given)
+    return seen
+
+
+@torch.no_grad()
+def check_training_mode(model: PreTrainedModel, base: nn.Module, sites: list[Site], seen: Seen) -> None:
+    """Refuse a model that drops something in training between modules that one Pattention is to stand for.
+
+    The comparison in evaluation mode does not see that. Pairs that do not fit there either are its business.
+    """
+    pairs = []
+    for site in sites:
+        for layer in site.layers:
+            pairs += [] if site.dropped else [(site.norm, layer.name)]
+            pairs += [(layer.activation, layer.last)] if layer.activation is not None else []
+    pairs = [(one, other) for one, other in pairs if torch.equal(seen.left[one][-1], seen.entered[other][-1])]
+    again = Seen([], [], {}, {})
+    with (
+        in_mode(model, training=True),
+        torch.random.fork_rng(),
+        _watching(base, {n for pair in pairs for n in pair}, again),
+    ):
+        call_once(model, seen.inputs[-1])
+    for one, other in pairs:
+        # In training some hosts leave out whole blocks.
+        if other in again.entered and not torch.equal(again.left[one][-1], again.entered[other][-1]):
+            raise BadRequestError(
+                f"adopt: in training mode {other} does not read what {one} leaves, and one layer shall stand for both: "
+                "dropout lies between them; set it to 0 in the configuration, or leave this part out"
+            )
+
+
+@contextmanager
+def _watching(base: nn.Module, names: Iterable[str], seen: Seen) -> Iterator[None]:
+    """Note what enters and leaves the modules of these names."""
+
+    def note(name: str) -> Any:
+        def hook(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
+            seen.entered.setdefault(name, []).append(arguments[0])
+            seen.left.setdefault(name, []).append(output)
+
+        return hook
+
+    hooks = [base.get_submodule(name).register_forward_hook(note(name)) for name in names]
+    try:
+        yield
     finally:
         for hook in hooks:
             hook.remove()
-    return seen
 
 
 @torch.no_grad()

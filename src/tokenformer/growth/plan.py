@@ -84,11 +84,8 @@ def plan_growth(
         )
     if not 0 <= noise < math.inf:
         raise BadRequestError(f"grow: noise={noise} was given; a number from 0 on is needed")
-    if method == "rotate" and any(record.ballast == "single" for _, record in adopted_models(model)):
-        raise BadRequestError(
-            "grow: the model was adopted with ballast='single', a token whose large bias rotate would spread over the "
-            "new ones; use method='zero' or 'split'"
-        )
+    for _, record in adopted_models(model):
+        check_ballast_grows(record.ballast, method)
     layers = dict(pattention_layers(model))
     if not layers:
         raise BadRequestError(f"grow: {type(model).__name__} has no Pattention layer")
@@ -96,6 +93,15 @@ def plan_growth(
     return Growth(
         method, seed, noise, {name: _plan_layer(name, layers[name], n, method) for name, n in targets.items()}
     )
+
+
+def check_ballast_grows(ballast: str, method: str | None) -> None:
+    """Refuse a method that is not for models adopted with this form of ballast."""
+    if method == "rotate" and ballast == "single":
+        raise BadRequestError(
+            "grow: a model adopted with ballast='single' has a token whose large bias rotate would spread over the new "
+            "ones; use method='zero' or 'split'"
+        )
 
 
 def key_size(layer: Pattention) -> int:

@@ -11,7 +11,7 @@ quantised models. So the record stands under `quantization_config`, with the met
 quantised, and once loaded the model is an ordinary one.
 """
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,18 @@ METHOD = "tokenformer"
 SHAPE = ("d_in", "d_out", "num_tokens", "kind", "key_bias", "bias")
 
 
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def fits_no_host(module: Module) -> Module:
+    """Let a module be saved with something under the name of the host's weight that does not fit there.
+
+    Where tokenformer is not imported, loading then fails, instead of leaving layers at random behind a warning.
+    """
+    module.weight = nn.Buffer(torch.empty(0))
+    return module
+
+
 class EqualLength(nn.Module):
     """LayerNorm (`centred`) or RMSNorm, without weights, whose rows all have the same length, √width.
 
@@ -40,9 +52,7 @@ class EqualLength(nn.Module):
     def __init__(self, width: int, eps: float, centred: bool) -> None:
         super().__init__()
         self.width, self.eps, self.centred = width, eps, centred
-        # Saved under the name of the host's weight, which it does not fit: where tokenformer is not imported, loading
-        # fails instead of leaving layers at random.
-        self.weight = nn.Buffer(torch.empty(0))
+        fits_no_host(self)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -94,7 +104,8 @@ class Adopted(QuantizationConfigMixin):
             for name, entry in self.layers.items():
                 like = next(base.get_submodule(name).parameters())
                 shape = {key: entry[key] for key in SHAPE}
-                set_submodule(base, name, Pattention(**shape, device=like.device, dtype=like.dtype))
+                layer = Pattention(**shape, device=like.device, dtype=like.dtype)
+                set_submodule(base, name, fits_no_host(layer))
             for name, settings in self.norms.items():
                 base.get_submodule(name)
                 set_submodule(base, name, EqualLength(**settings))

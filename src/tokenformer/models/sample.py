@@ -5,7 +5,7 @@ in float64. Used to see that two models compute the same.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -34,23 +34,33 @@ def sample_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
     """
     config, generator = model.config.get_text_config(), torch.Generator().manual_seed(0)
     name = model.main_input_name
-    if name == "input_ids":
-        length = min(LENGTH, max(1, config.max_position_embeddings - 2))  # RoBERTa's positions start at 2
+    if name == "input_ids" and hasattr(config, "vocab_size"):
+        positions = (
+            getattr(config, "max_position_embeddings", None) or LENGTH + 2
+        )  # not all models have a table of them
+        length = min(LENGTH, max(1, positions - 2))  # RoBERTa's positions start at 2
         ids = torch.randint(config.vocab_size, (1, length), generator=generator)
         return {name: ids.to(model.device)}
-    if name == "pixel_values":
+    if name == "pixel_values" and hasattr(config, "image_size"):
         size = config.image_size
         height, width = (size, size) if isinstance(size, int) else size
         pixels = torch.randn(2, config.num_channels, height, width, generator=generator)
         return {name: pixels.to(model.device, model.dtype)}
-    raise BadRequestError(f"{type(model).__name__} takes {name}; random inputs are made for input_ids and pixel_values")
+    raise BadRequestError(
+        f"{type(model).__name__} takes {name}; random inputs are made for input_ids and pixel_values of a known size"
+    )
+
+
+def evaluating(model: nn.Module) -> AbstractContextManager[None]:
+    """A model in evaluation mode for a while."""
+    return in_mode(model, training=False)
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """A model in evaluation mode for a while; afterwards each of its modules is as it was."""
+def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """A model in a mode for a while; afterwards each of its modules is as it was."""
     modes = {module: module.training for module in model.modules()}
-    model.eval()
+    model.train(training)
     try:
         yield
     finally:
@@ -61,9 +71,14 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 @torch.no_grad()
 def sample_output(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Tensor:
     """The first thing that the model returns for `inputs` in evaluation mode: logits, or hidden states."""
+    with evaluating(model):
+        return call_once(model, inputs).double()
+
+
+def call_once(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Tensor:
+    """The first thing that the model returns for `inputs`; what it cannot take is one line."""
     try:
-        with evaluating(model):
-            return model(**inputs, return_dict=True)[0].double()
+        return model(**inputs, return_dict=True)[0]
     except Exception as error:  # whatever the host makes of inputs that it cannot take
         raise BadRequestError(
             f"{type(model).__name__} could not be called with {', '.join(inputs)} to compare before and after: "
