@@ -12,6 +12,7 @@ from conftest import relative_error
 from hosts import make_host
 from image_files import class_folder
 from official_files import write_tokenizer
+from tokenformer import cost
 from tokenformer.adoption import folder as adoption_folder
 from tokenformer.cli.adopt import in_order
 from tokenformer.models import loading
@@ -48,6 +49,11 @@ def test_the_adopted_folder_computes_the_same(tmp_path, source, host):
     assert rows[3][:5] == ["layers.0.mlp.dense_h_to_4h", "l2_gelu", "86", "36", "1.72x"]
     assert float(rows[3][5]) < 1e-6
     assert ["parameters", f"{host.num_parameters():,}", "->", f"{adopted.num_parameters():,}"] in rows
+    memory = [cost.training_memory(model.config, 1, 40).total for model in (host, adopted)]
+    assert (
+        f"memory to train on 40 tokens (AdamW, fp32)  {memory[0] / 1e3:.3g}kB -> {memory[1] / 1e3:.3g}kB"
+        in result.stdout
+    )
     assert rows[-1] == ["written", str(tmp_path / "out")]
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
@@ -101,9 +107,10 @@ def test_info_generate_and_eval_know_an_adopted_folder(tmp_path):
     run("adopt", tmp_path / "host", tmp_path / "out")
     result = run("info", tmp_path / "out", "tiny")
     assert (result.exit_code, result.stderr) == (0, "")
-    line = f"{tmp_path / 'out'}: an adopted gpt2; in these layers parameters 15k -> 33.6k, FLOPs 30k -> 66.2k"
+    line = f"{tmp_path / 'out'}: an adopted gpt2; in these layers numbers 15k -> 33.1k, FLOPs 30k -> 66.2k"
     assert line in result.stdout.splitlines()
     assert ["h.1.attn.c_attn", "l2_gelu", "72", "0", "2.67x"] in [row[:5] for row in rows_of(result)]
+    ended(run("info", tmp_path / "out", "--length", 9), 2, "an adopted gpt2, of which layers only are counted; leave")
     facts = json.loads(run("info", tmp_path / "out", "--json").stdout)[str(tmp_path / "out")]
     assert facts["adopted"]["layers"]["h.0.mlp.c_fc"]["num_tokens"] == 86
     written = run("generate", tmp_path / "out", "ab", "--max-new-tokens", 8, "--temperature", 0)
@@ -113,6 +120,19 @@ def test_info_generate_and_eval_know_an_adopted_folder(tmp_path):
     assert [(score.exit_code, score.stderr) for score in scores] == [(0, "")] * 2
     assert scores[0].stdout == scores[1].stdout
     ended(run("generate", tmp_path / "host", "ab"), 2, "holds a gpt2 model", "tokenformer adopt makes one")
+
+
+def test_info_counts_an_adopted_gpt_neox_as_a_whole(tmp_path, source):
+    """As transformers counts its parameters; a row beside others, and its layers below."""
+    run("adopt", source, tmp_path / "out", "--grow", "2x")
+    parameters = AutoModelForCausalLM.from_pretrained(tmp_path / "out").num_parameters()
+    facts = json.loads(run("info", tmp_path / "out", "--length", 9, "--json").stdout)[str(tmp_path / "out")]
+    assert (facts["parameters"]["total"], facts["length"]) == (parameters, 9)
+    result = run("info", source, tmp_path / "out")
+    names = [row[0] for row in rows_of(result) if row]
+    assert names.count(str(source)) == names.count(str(tmp_path / "out")) == 1
+    assert "GPT-NeoX, adopted" in result.stdout
+    ended(run("info", tmp_path / "out", "--image-size", 9), 2, "is a language model, and --image-size is for images")
 
 
 def test_a_model_in_half_precision_is_adopted_in_full_precision_if_asked(tmp_path, host):

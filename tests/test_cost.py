@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig
 
 from conftest import kept_for_backward, make_tiny
-from tokenformer import KINDS, PRESETS, BadRequestError, TokenFormerConfig, cost, grow
+from tokenformer import KINDS, PRESETS, BadRequestError, TokenFormerConfig, adopt, cost, grow
 from tokenformer.models.language import LOSS_CHUNK
 
 # Odd sizes: every dimension that could be mistaken for another has its own number.
@@ -187,6 +187,24 @@ def test_activations_of_a_gpt_neox_are_what_autograd_keeps(changes, dtype):
     assert log_probabilities == pytest.approx(3 * 90 * config.vocab_size * 4, rel=0.02)
     if dtype == torch.float32:
         assert estimate.logits == pytest.approx(3 * log_probabilities, rel=0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize("ballast", ["spread", "single"])
+@pytest.mark.parametrize("parts", [("ffn",), ("qkv",), ("ffn", "qkv")], ids="+".join)
+def test_an_adopted_gpt_neox_is_counted_as_a_whole(parts, ballast, parallel, dtype):
+    config = neox(hidden_size=96, num_hidden_layers=3, attn_implementation="sdpa", use_parallel_residual=parallel)
+    model = adopt(AutoModelForCausalLM.from_config(config).to(dtype), parts, ballast=ballast)
+    model = grow(model, num_tokens={"layers.1.*": 700}, method="zero")  # blocks need not be alike
+    config = model.config
+    assert cost.parameters(config).total == model.num_parameters()
+    assert cost.kv_cache_bytes(config, 90) == cost.kv_cache_bytes(neox(hidden_size=96, num_hidden_layers=3), 90)
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        model.eval()(torch.randint(config.vocab_size, (3, 90)), use_cache=False)
+    assert cost.forward_flops_per_token(config, 90) * 270 == pytest.approx(counter.get_total_flops(), rel=0.01)
+    estimate = cost.training_memory(config, 3, 90, dtype.itemsize)
+    assert estimate.activations == pytest.approx(kept_by_autograd(model, 3, 90, loss=False), rel=0.02)
 
 
 @pytest.mark.parametrize("kind", ["tokenformer", "gpt_neox"])

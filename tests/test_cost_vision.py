@@ -8,7 +8,16 @@ from transformers import AutoModelForImageClassification, ViTConfig
 
 from conftest import kept_for_backward
 from test_cost import neox
-from tokenformer import KINDS, VISION_PRESETS, BadRequestError, TokenFormerConfig, TokenFormerVisionConfig, cost, grow
+from tokenformer import (
+    KINDS,
+    VISION_PRESETS,
+    BadRequestError,
+    TokenFormerConfig,
+    TokenFormerVisionConfig,
+    adopt,
+    cost,
+    grow,
+)
 
 # Odd sizes: every dimension that could be mistaken for another has its own number.
 ODD = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2, "num_channels": 2, "num_labels": 7}
@@ -128,6 +137,18 @@ def test_flops_of_a_large_and_of_a_grown_model():
 def kept_by_autograd(model, batch) -> int:
     images = images_for(model.config, batch, dtype=model.dtype)
     return kept_for_backward(model, lambda: model.train()(images).logits)
+
+
+@pytest.mark.parametrize("ballast", ["spread", "single"])
+@pytest.mark.parametrize("parts", [("ffn",), ("ffn", "qkv")], ids="+".join)
+def test_an_adopted_vit_is_counted_as_a_whole(parts, ballast):
+    model = AutoModelForImageClassification.from_config(vit(hidden_size=96), attn_implementation="sdpa")
+    config = adopt(model, parts, ballast=ballast).config
+    assert cost.parameters(config).total == model.num_parameters()
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        model.eval()(images_for(config, 3))
+    assert 3 * cost.forward_flops_per_image(config) == pytest.approx(counter.get_total_flops(), rel=0.01)
+    assert cost.training_memory(config, 3).activations == pytest.approx(kept_by_autograd(model, 3), rel=0.02)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

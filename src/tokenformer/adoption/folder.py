@@ -51,12 +51,14 @@ bigger = tokenformer.grow(model, factor=1.5)
 
 @dataclass(frozen=True)
 class FolderAdoption:
-    """The record, the model's parameters before and after, and how far its output moved; None if not looked at.
+    """The record, the configurations and parameters before and after, and how far the output moved; None: not seen.
 
     dtype is that of its weights.
     """
 
     record: Adopted
+    host: Any
+    config: Any
     parameters_before: int
     parameters_after: int
     difference: float | None
@@ -114,4 +116,5 @@ def adopt_folder(
         card = CARD.format(family=config.model_type, parts=", ".join(chosen), architecture=type(model).__name__)
         (partial / "README.md").write_text(card)
     record = model.config.quantization_config
-    return FolderAdoption(record, before, model.num_parameters(), difference, DTYPE_NAMES[DTYPES.index(model.dtype)])
+    written_in = DTYPE_NAMES[DTYPES.index(model.dtype)]
+    return FolderAdoption(record, config, model.config, before, model.num_parameters(), difference, written_in)

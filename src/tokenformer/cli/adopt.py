@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -56,8 +56,8 @@ def adopt_command(
         raise BadRequestError("--method random was given, and adopt is exact; it takes zero, split or rotate")
     growth = None if grow is None else {"factor": _factor(grow), "method": method or "zero"}
 
+    from .. import cost
     from ..adoption.folder import adopt_folder
-    from ..cost import adopted_layers
 
     quiet_libraries()
     done = adopt_folder(
@@ -70,7 +70,7 @@ def adopt_command(
         tolerance=tolerance,
         dtype=dtype,
     )
-    costs = adopted_layers(done.record)
+    costs = cost.adopted_layers(done.record)
     flops = short(costs.replaced_flops_per_token), short(costs.flops_per_token)
     if as_json:
         import json
@@ -94,11 +94,29 @@ def adopt_command(
         {
             "parameters": f"{done.parameters_before:,} -> {done.parameters_after:,}",
             "FLOPs a token in these layers": " -> ".join(flops),
+            **(_whole(done.host, done.config) if isinstance(done.host, cost.Config) else {}),
             "dtype": done.dtype,
             "relative difference of the output": difference,
             "written": str(target),
         },
     )
+
+
+def _whole(*configs: Any) -> dict[str, str]:
+    """What a GPT-NeoX or a ViT costs before and after: FLOPs of a forward pass, and memory in training."""
+    from .. import cost
+
+    if hasattr(configs[0], "image_size"):
+        what, memory = "an image", [cost.training_memory(config, 1).total for config in configs]
+        flops = [cost.forward_flops_per_image(config) for config in configs]
+    else:
+        length = configs[0].max_position_embeddings
+        what, memory = f"{length:,} tokens", [cost.training_memory(config, 1, length).total for config in configs]
+        flops = [length * cost.forward_flops_per_token(config, length) for config in configs]
+    return {
+        f"FLOPs of a forward pass over {what}": " -> ".join(map(short, flops)),
+        f"memory to train on {what} (AdamW, fp32)": " -> ".join(short(size, "B") for size in memory),
+    }
 
 
 def show_layers(record: "Adopted") -> None:

@@ -58,7 +58,7 @@ def info_command(
         typer.echo(json.dumps(found, indent=2))
         return
     adopted = {name: facts for name, facts in found.items() if "adopted" in facts}
-    whole = {name: facts for name, facts in found.items() if name not in adopted}
+    whole = {name: facts for name, facts in found.items() if "parameters" in facts}
     texts = [_text_row(name, facts) for name, facts in whole.items() if "image_size" not in facts]
     images = [_image_row(name, facts) for name, facts in whole.items() if "image_size" in facts]
     if texts:
@@ -91,14 +91,18 @@ def _describe(name: str, length: int | None, image_size: int | None) -> dict[str
 
     config, saved = _config(name)
     record = record_of(config)
+    facts: dict[str, Any] = {"model_type": config.model_type}
     if record is not None:
-        costs = asdict(cost.adopted_layers(record))
-        return {"model_type": config.model_type, "adopted": record.to_dict(), "adopted_layers": costs}
+        facts |= {"adopted": record.to_dict(), "adopted_layers": asdict(cost.adopted_layers(record))}
+    if not isinstance(config, cost.Config):
+        for option, value in (("--length", length), ("--image-size", image_size)):
+            if value is not None:
+                raise BadRequestError(
+                    f"{name} is an adopted {config.model_type}, of which layers only are counted; leave {option} out"
+                )
+        return facts
     counts = cost.parameters(config)
-    facts = {
-        "model_type": config.model_type,
-        "parameters": {"total": counts.total, "non_embedding": counts.non_embedding, **asdict(counts)},
-    }
+    facts["parameters"] = {"total": counts.total, "non_embedding": counts.non_embedding, **asdict(counts)}
     if isinstance(config, TokenFormerVisionConfig | ViTConfig):
         if length is not None:
             raise BadRequestError(f"{name} takes images, and --length is for language models; give --image-size")
@@ -156,8 +160,7 @@ def _image_facts(config: "VisionConfig", image_size: int | None) -> dict[str, An
 
 def _config(name: str) -> tuple["Config", bool]:
     """The configuration a name stands for, and whether it is a folder's. A preset goes before a folder of its name."""
-    from transformers import GPTNeoXConfig, ViTConfig
-
+    from .. import cost
     from ..errors import BadRequestError, did_you_mean
     from ..models import PRESETS, VISION_PRESETS, TokenFormerConfig, TokenFormerVisionConfig, record_of
     from ..models.loading import read_any_config
@@ -171,8 +174,7 @@ def _config(name: str) -> tuple["Config", bool]:
         known = [*PRESETS, *VISION_PRESETS]
         raise BadRequestError(f"{name} is neither a preset nor a folder; {did_you_mean(name, known)}")
     config = read_any_config(folder)
-    known_kinds = TokenFormerConfig | GPTNeoXConfig | TokenFormerVisionConfig | ViTConfig
-    if not isinstance(config, known_kinds) and record_of(config) is None:
+    if not isinstance(config, cost.Config) and record_of(config) is None:
         raise BadRequestError(f"{folder} holds a {config.model_type} model; a tokenformer, gpt_neox or vit is needed")
     return config, True
 
@@ -182,9 +184,9 @@ def _show_adopted(name: str, facts: dict[str, Any]) -> None:
     from .adopt import show_layers
 
     costs = facts["adopted_layers"]
-    numbers = " -> ".join(short(costs[f"{which}parameters"]) for which in ("replaced_", ""))
+    numbers = " -> ".join(short(costs[f"{which}numbers"]) for which in ("replaced_", ""))
     flops = " -> ".join(short(costs[f"{which}flops_per_token"]) for which in ("replaced_", ""))
-    typer.echo(f"{name}: an adopted {facts['model_type']}; in these layers parameters {numbers}, FLOPs {flops}")
+    typer.echo(f"{name}: an adopted {facts['model_type']}; in these layers numbers {numbers}, FLOPs {flops}")
     show_layers(Adopted(**facts["adopted"]))
 
 
@@ -217,7 +219,8 @@ def _image_row(name: str, facts: dict[str, Any]) -> list[str]:
 
 
 def _first_columns(name: str, facts: dict[str, Any]) -> list[str]:
-    others = {"gpt_neox": "GPT-NeoX", "vit": "ViT"}
+    kind = {"gpt_neox": "GPT-NeoX", "vit": "ViT"}.get(facts["model_type"], "")
+    kind += ", adopted" if "adopted" in facts else ""
     tokens = "/".join(str(count) for count in facts.get("tokens", {}).values())
     counts = facts["parameters"]
-    return [name, short(counts["total"]), short(counts["non_embedding"]), tokens or others[facts["model_type"]]]
+    return [name, short(counts["total"]), short(counts["non_embedding"]), tokens or kind]

@@ -9,14 +9,16 @@ from ..models import Adopted
 
 @dataclass(frozen=True)
 class LayerCosts:
-    """The adopted layers of a model: numbers they hold, and FLOPs a token; and the same of the linears they replaced.
+    """The adopted layers of a model: their parameters, numbers in their matrices, and FLOPs a token.
 
-    Of the linears only the matrices are counted. Norms and biases are a few numbers a channel.
+    `replaced_…` is the same of the linears that stood there. `cost.parameters` counts the model as a whole, if it is a
+    GPT-NeoX or a ViT.
     """
 
     parameters: int
+    numbers: int
     flops_per_token: int
-    replaced_parameters: int
+    replaced_numbers: int
     replaced_flops_per_token: int
 
 
@@ -30,9 +32,11 @@ def adopted_layers(record: Adopted) -> LayerCosts:
     """Of all adopted layers together."""
     layers = list(record.layers.values())
     replaced = sum(layer["replaced"] for layer in layers)
+    numbers = sum(layer["num_tokens"] * (layer["d_in"] + layer["d_out"]) for layer in layers)
     return LayerCosts(
         parameters=sum(map(layer_parameters, layers)),
-        flops_per_token=2 * sum(layer["num_tokens"] * (layer["d_in"] + layer["d_out"]) for layer in layers),
-        replaced_parameters=replaced,
+        numbers=numbers,
+        flops_per_token=2 * numbers,
+        replaced_numbers=replaced,
         replaced_flops_per_token=2 * replaced,
     )

@@ -36,11 +36,10 @@ class Parameters:
 def parameters(config: Config) -> Parameters:
     """The parameters of a model, counted as the model holds them: keys and values are two matrices."""
     shape = shape_of(config)
-    norms = 1 + (2 * shape.layers if shape.parametric_norm else 0)
     return Parameters(
         embedding=shape.embedding,
-        **{role: shape.layers * (numbers + shape.biases.get(role, 0)) for role, numbers in shape.matrices.items()},
-        norm=norms * 2 * shape.width,
+        **{role: numbers + shape.biases.get(role, 0) for role, numbers in shape.matrices.items()},
+        norm=shape.norms + 2 * shape.width,
         head=shape.head,
     )
 
@@ -89,4 +88,4 @@ def kv_cache_bytes(config: LanguageConfig, length: int, batch: int = 1, bytes_pe
 
 def block_flops(shape: Shape, length: int) -> int:
     """FLOPs a token of all blocks in one forward pass over `length` tokens."""
-    return shape.layers * (2 * sum(shape.matrices.values()) + 4 * length * shape.width)
+    return 2 * sum(shape.matrices.values()) + shape.layers * 4 * length * shape.width

@@ -112,5 +112,6 @@ def activation_bytes_per_image(
 
 def _kept_by_blocks(shape: Shape, bytes_per_number: int, gradient_checkpointing: bool) -> int:
     """Bytes that autograd keeps of all blocks for one token."""
-    block = shape.kept * bytes_per_number + shape.kept_wide * max(4, bytes_per_number)
-    return shape.layers * shape.width * bytes_per_number + block if gradient_checkpointing else shape.layers * block
+    kept = shape.kept * bytes_per_number + shape.kept_wide * max(4, bytes_per_number)
+    inputs = shape.layers * shape.width * bytes_per_number
+    return inputs + kept // shape.layers if gradient_checkpointing else kept

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import GPTNeoXConfig, ViTConfig
 
 from ..errors import BadRequestError
-from ..models.adopted import record_of
+from ..models.adopted import Adopted, record_of
 from ..models.config import TokenFormerBaseConfig, TokenFormerConfig
 from ..models.vision_config import TokenFormerVisionConfig
 
@@ -58,10 +58,10 @@ class Shape:
 
     width: int
     layers: int
-    matrices: dict[str, int]  # numbers in the matrices of a block, by role; each is multiplied once a token
-    biases: dict[str, int]  # numbers in its biases, by role
-    parametric_norm: bool  # whether its two norms have weight and bias
-    kept: int  # numbers that autograd keeps of a block for each token
+    matrices: dict[str, int]  # numbers in the matrices of all blocks, by role; each is multiplied once a token
+    biases: dict[str, int]  # numbers in their biases, by role
+    norms: int  # numbers in their norms
+    kept: int  # numbers that autograd keeps of them for each token
     kept_wide: int  # numbers on top of those, which are fp32 or wider
     embedding: int  # numbers in the embedding
     outputs: int  # logits for each row: the vocabulary, or the classes
@@ -84,13 +84,13 @@ def shape_of(config: Config) -> Shape:
             f"the cost of a {kind} is not known; give a TokenFormerConfig or a GPTNeoXConfig, or for images a "
             "TokenFormerVisionConfig or a ViTConfig"
         )
-    if record_of(config) is not None:
-        raise BadRequestError(
-            "the cost of an adopted model is not known as a whole; cost.adopted_layers counts its layers"
-        )
     block = _tokens(config) if isinstance(config, TokenFormerBaseConfig) else _linears(config)
     ends = _of_images(config) if isinstance(config, TokenFormerVisionConfig | ViTConfig) else _of_text(config)
-    return Shape(width=config.hidden_size, layers=config.num_hidden_layers, **block, **ends)
+    layers = config.num_hidden_layers
+    roles = {name: {role: layers * count for role, count in block.pop(name).items()} for name in ("matrices", "biases")}
+    whole: dict[str, Any] = {**roles, **{name: layers * count for name, count in block.items()}, **ends}
+    shape, record = Shape(width=config.hidden_size, layers=layers, **whole), record_of(config)
+    return shape if record is None else _adopted(shape, config, record)
 
 
 def shape_of_text(config: LanguageConfig) -> Shape:
@@ -122,7 +122,7 @@ def _tokens(config: TokenFormerBaseConfig) -> dict[str, Any]:
     return {
         "matrices": {role: len(names) * 2 * counts[role] * width for role, names in config.token_roles.items()},
         "biases": {},
-        "parametric_norm": config.parametric_norm,
+        "norms": 4 * width if config.parametric_norm else 0,
         # The inputs of the two norms and what they give; query, key, value and output of the attention; the scores.
         "kept": 8 * width + scores,
         "kept_wide": ROW_STATS * sum(layers for layers, _ in pattentions),
@@ -145,11 +145,37 @@ def _linears(config: GPTNeoXConfig | ViTConfig) -> dict[str, Any]:
     return {
         "matrices": {"qkv": 3 * width**2, "out": width**2, "ffn": 2 * width * inner},
         "biases": {"qkv": qkv_bias, "out": out_bias, "ffn": inner + width},
-        "parametric_norm": True,
+        "norms": 4 * width,
         # What enters and what leaves the MLP's activation comes on top.
         "kept": attention * width + 2 * inner,
         "kept_wide": 0,
     }
+
+
+def _adopted(shape: Shape, host: Any, record: Adopted) -> Shape:
+    """A GPT-NeoX or a ViT with Pattentions in the place of linears, which may differ from block to block."""
+    matrices, biases, kept, wide = dict(shape.matrices), dict(shape.biases), shape.kept, shape.kept_wide
+    roles = {name: "ffn" if ".mlp." in name else "qkv" for name in record.layers}
+    biases |= dict.fromkeys(roles.values(), 0)
+    for name, layer in record.layers.items():
+        tokens, role = layer["num_tokens"], roles[name]
+        matrices[role] += tokens * (layer["d_in"] + layer["d_out"]) - layer["replaced"]
+        biases[role] += tokens * layer["key_bias"] + layer["d_out"] * layer["bias"]
+        # Of an FFN the scores take the place of what enters and what leaves the activation.
+        kept += tokens - (2 * host.intermediate_size if role == "ffn" else 0)
+        wide += ROW_STATS
+    # An EqualLength has no weights, and keeps its rows in fp32 after it moved them, instead of its input, which the
+    # norms of a parallel residual shared.
+    replaced = len(record.norms)
+    shared = shape.layers if replaced and getattr(host, "use_parallel_residual", False) else 0
+    return replace(
+        shape,
+        matrices=matrices,
+        biases=biases,
+        norms=shape.norms - replaced * 2 * shape.width,
+        kept=kept - (replaced - shared) * shape.width,
+        kept_wide=wide + replaced * shape.width,
+    )
 
 
 def _of_text(config: LanguageConfig) -> dict[str, Any]:
