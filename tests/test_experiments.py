@@ -358,7 +358,7 @@ def adoption(monkeypatch):
     """The experiment, its rates known."""
     experiment = importlib.import_module("adopt.experiment")
     monkeypatch.setattr(experiment, "rate_of", lambda _: 4e-3)
-    monkeypatch.setattr(experiment, "best", lambda runs: runs[1])
+    monkeypatch.setattr(experiment, "best", lambda runs: list(runs)[1])
     return experiment
 
 
@@ -378,13 +378,17 @@ def test_all_ways_on_from_a_transformer_have_equal_compute_and_size(adoption, mo
                 assert run.segments()[0].name == shared[0].segments()[0].name
                 assert run.steps - run.decay_start == round((run.steps - adoption.BASE) / 5)
     sizes = {way: non_embedding(found[1000][0]) for way, found in ways.items()}
-    host = sizes.pop("trained on at its size")
+    host = sizes.pop("trained on")
+    assert sizes.pop("trained on, Adam afresh") == host < sizes.pop("FFN adopted, hardly grown") < 1.25 * host
     assert all(size == pytest.approx(2.08 * host, rel=0.01) for size in sizes.values())
     first, second = (ways[adoption.ADOPTED][budget][0].segments() for budget in adoption.BUDGETS)
     assert [segment.name for segment in first[:2]] == [segment.name for segment in second[:2]]
-    assert all(
-        run in adoption.plan() for way in (adoption.ADOPTED, adoption.WIDENED) for run in adoption.rates(way, 4e-3)
-    )
+    assert all(run in adoption.plan() for way in adoption.RATED for run in adoption.rates(way, 4e-3))
+    for way, (growth, _, _) in adoption.WAYS.items():
+        starts = [ways[way][1000][0].learning_rate(adoption.BASE + step) for step in (0, 49, 99, 200)]
+        rate = starts[-1]
+        rising = [rate / 100, rate / 2, rate, rate] if growth.rewarm else [rate] * 4
+        assert starts == pytest.approx(rising)
 
 
 def test_growth_on_images_has_a_peer_of_as_many_flops_that_shares_its_past():
@@ -413,12 +417,33 @@ def test_what_becomes_of_ballast(adoption):
         train(run)
     before, after = adoption.ballast_use(still), adoption.ballast_use(moved)
     assert [layer["share"] for layer in before["layers"]] == [0, 0]
-    assert before["loss"] == before["without_values"] != before["dropped"]
-    assert all(0 < layer["share"] < 1 and 0 < layer["values"] < 1 for layer in after["layers"])
+    assert [layer["values"]["ballast"] for layer in before["layers"]] == [0, 0]
+    assert before["loss"] == before["without_values"] != before["dropped"] != before["others_dropped"]
+    for layer in after["layers"]:
+        assert 0 < layer["share"] < 1
+        assert 0 < layer["values"]["ballast"] < layer["values"]["host"]
     assert after["loss"] != after["without_values"]
-    (layer, places), *_ = adoption.ballast_of(finished_model(moved)).values()
-    assert places.tolist() == list(range(41, 65))
+    (layer, places), *_ = adoption.tokens_of(finished_model(moved)).values()
+    kinds = {kind: some.tolist() for kind, some in places.items()}
+    assert kinds == {"host": [*range(41)], "ballast": [*range(41, 65)], "new": [*range(65, 91)]}
     assert layer.num_tokens == 91
+
+
+@pytest.mark.parametrize(
+    ("change", "places"),
+    [
+        ({"method": "split", "sizes": (("*.dense_h_to_4h", 140),)}, [*range(41, 65), *range(106, 130)]),
+        ({"method": "split", "ballast": "single", "sizes": (("*.dense_h_to_4h", 90),)}, [41, 83]),
+        ({"method": "zero", "sizes": (("*.dense_h_to_4h", 67),)}, [*range(41, 65)]),
+    ],
+)
+def test_where_ballast_is(adoption, change, places):
+    run = replace(ADOPTED, growths=(replace(ADOPTED.growths[0], **change, adopts=("ffn",)),))
+    train(run)
+    (layer, found), *_ = adoption.tokens_of(finished_model(run)).values()
+    assert found["ballast"].tolist() == places
+    assert sorted(place for some in found.values() for place in some.tolist()) == list(range(layer.num_tokens))
+    assert ("dropped" in adoption.ballast_use(run)) == (run.growths[0].ballast == "spread")
 
 
 def test_what_became_of_ballast_is_kept_with_the_losses(adoption, monkeypatch, tmp_path):

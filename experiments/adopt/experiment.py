@@ -3,9 +3,11 @@
     make experiment NAME=adopt
 
 A GPT-NeoX trains for BASE steps at a constant rate; it is the one that net2net starts from. From there every way gets
-as many FLOPs, by the cost model, and decays over its last fifth. The TokenFormer gets those of the GPT-NeoX on top.
+as many FLOPs, by the cost model, has the best of its own rates, and decays over its last fifth. The TokenFormer gets
+the FLOPs of the GPT-NeoX on top. Where Adam starts afresh, the rate rises again over REWARM steps.
 """
 
+import copy
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -52,102 +54,100 @@ HERE = Path(__file__).parent
 BASE, BUDGETS = 1200, (400, 1000)  # a budget is so many steps of the adopted model, and for the others as many FLOPs
 SMALL, ANEW = neox(72), token_former(SIZES[1])
 QKV, FFN = "*.query_key_value", "*.dense_h_to_4h"
+REWARM = 100
 # About twice the parameters of the GPT-NeoX, embedding left out, and all within 2 % of each other. Split copies whole
 # sets of tokens, so it is tried where there are to be twice as many: in the FFN alone.
-BOTH = Growth(BASE, method="rotate", sizes=((QKV, 216), (FFN, 437)), adopts=("ffn", "qkv"))
-ROTATED = Growth(BASE, method="rotate", sizes=((FFN, 758),), adopts=("ffn",))
-ADOPTED, WIDENED = "adopted, rotate", "widened by Net2Net"
-WAYS: dict[str, tuple[Growth | None, tuple[int, ...]]] = {
-    "trained on at its size": (None, SEEDS),
-    ADOPTED: (BOTH, SEEDS),
-    WIDENED: (Growth(BASE, method="net2net", sizes=(("ffn", 757),)), SEEDS),
-    "FFN adopted, rotate": (ROTATED, SEEDS[:1]),
-    "FFN adopted, split": (replace(ROTATED, method="split"), SEEDS[:1]),
+BOTH = Growth(BASE, method="rotate", sizes=((QKV, 216), (FFN, 437)), adopts=("ffn", "qkv"), rewarm=REWARM)
+ROTATED = Growth(BASE, method="rotate", sizes=((FFN, 758),), adopts=("ffn",), rewarm=REWARM)
+SPLIT = replace(ROTATED, method="split")
+AS_IT_IS = Growth(BASE, method="none")
+ON, ADOPTED, FFN_ADOPTED, WIDENED = "trained on", "adopted, rotate", "FFN adopted, rotate", "widened by Net2Net"
+SCRATCH = "TokenFormer from scratch"
+# What happens at BASE, with which seeds, and whose rate is taken.
+WAYS: dict[str, tuple[Growth, tuple[int, ...], str]] = {
+    ON: (AS_IT_IS, SEEDS, ON),
+    ADOPTED: (BOTH, SEEDS, ADOPTED),
+    FFN_ADOPTED: (ROTATED, SEEDS, FFN_ADOPTED),
+    WIDENED: (Growth(BASE, method="net2net", sizes=(("ffn", 757),), rewarm=REWARM), SEEDS, WIDENED),
+    "trained on, Adam afresh": (replace(AS_IT_IS, adam="reset", rewarm=REWARM), SEEDS[:1], ON),
+    # A token or two more than it comes to, whatever the weights are.
+    "FFN adopted, hardly grown": (replace(ROTATED, method="zero", sizes=((FFN, 362),)), SEEDS[:1], FFN_ADOPTED),
+    "FFN adopted, split": (SPLIT, SEEDS[:1], FFN_ADOPTED),
     "FFN adopted with one token of ballast, split": (
-        replace(ROTATED, method="split", sizes=((FFN, 757),), ballast="single"),
+        replace(SPLIT, sizes=((FFN, 757),), ballast="single"),
         SEEDS[:1],
+        FFN_ADOPTED,
     ),
 }
-SCRATCH = "TokenFormer from scratch"
-
-
-def growths(way: str) -> tuple[Growth, ...]:
-    """What happens to the GPT-NeoX at BASE."""
-    growth = WAYS[way][0]
-    return () if growth is None else (growth,)
+LOSSES = ("loss", "without_values", "dropped", "others_dropped")
+RATED = (ON, ADOPTED, FFN_ADOPTED, WIDENED, SCRATCH)
 
 
 @cache
 def lengths(way: str) -> dict[int, int]:
     """For every budget the steps that a way may make, after BASE or from scratch."""
-    adopted = Run(SMALL, 0.0, BASE + 1, growths=growths(ADOPTED))
+    adopted = Run(SMALL, 0.0, BASE + 1, growths=(BOTH,))
     one = flops(adopted, since=BASE)
     if way == SCRATCH:
         base, step = flops(adopted, BASE), flops(Run(ANEW, 0.0, 1))
         return {budget: round((base + budget * one) / step) for budget in BUDGETS}
-    step = flops(Run(SMALL, 0.0, BASE + 1, growths=growths(way)), since=BASE)
+    step = flops(Run(SMALL, 0.0, BASE + 1, growths=WAYS[way][:1]), since=BASE)
     return {budget: round(budget * one / step) for budget in BUDGETS}
 
 
-def branch(way: str, budget: int, base_rate: float, seed: int, rate: float | None = None) -> Run:
-    """From BASE on, at a `rate` of its own if it has one. All budgets have their steps in common until one decays."""
-    grown = tuple(replace(growth, lr=rate) for growth in growths(way))
-    host = like_the_smallest(SMALL)
-    runs = {b: Run(host, base_rate, BASE + n, seed, grown, decay=n / 5 / (BASE + n)) for b, n in lengths(way).items()}
+def branch(way: str, budget: int, base_rate: float, seed: int, rate: float) -> Run:
+    """From BASE on at a rate of its own, or from scratch. All budgets have their steps in common until one decays."""
+    steps = lengths(way)
+    if way == SCRATCH:
+        shorter = [PROBE, *(n for b, n in steps.items() if b < budget)]
+        marks = tuple(Run(ANEW, rate, n).decay_start for n in shorter)
+        return Run(ANEW, rate, steps[budget], seed, marks=marks)
+    grown, host = (replace(WAYS[way][0], lr=rate),), like_the_smallest(SMALL)
+    runs = {b: Run(host, base_rate, BASE + n, seed, grown, decay=n / 5 / (BASE + n)) for b, n in steps.items()}
     return replace(runs[budget], marks=(BASE, *(run.decay_start for b, run in runs.items() if b < budget)))
 
 
-def rates(way: str, base_rate: float) -> list[Run]:
-    """A grown model at the rates that models of its kind are tried at, with the first seed."""
-    kind = TokenFormer if way == ADOPTED else NeoX
-    return at_rates(lambda rate: branch(way, max(BUDGETS), base_rate, SEEDS[0], rate), RATES[kind])
+def rates(way: str, base_rate: float) -> dict[Run, float]:
+    """The way at the rates that models of its kind are tried at, with the first seed."""
+    kind = TokenFormer if way in (ADOPTED, FFN_ADOPTED, SCRATCH) else NeoX
+    tried = at_rates(lambda rate: branch(way, max(BUDGETS), base_rate, SEEDS[0], rate), RATES[kind])
+    return {run: run.growths[0].lr if run.growths else run.lr for run in tried}
 
 
 def runs(way: str) -> dict[int, list[Run]]:
     """For every budget the runs with all seeds; empty as long as the rates are not known."""
-    if way == SCRATCH:
-        rate = rate_of(ANEW)
-        if rate is None:
-            return {}
-        steps = lengths(way)
-        marks = {budget: [PROBE, *(n for b, n in steps.items() if b < budget)] for budget in BUDGETS}
-        return {
-            budget: [
-                Run(ANEW, rate, steps[budget], seed, marks=tuple(Run(ANEW, rate, n).decay_start for n in marks[budget]))
-                for seed in SEEDS
-            ]
-            for budget in BUDGETS
-        }
     base_rate = rate_of(models(SIZES[0])[1])
     if base_rate is None:
         return {}
-    growth, seeds = WAYS[way]
-    own_rate = None
-    if growth is not None:
-        chosen = best(rates(ADOPTED if growth.adopts else WIDENED, base_rate))
-        if chosen is None:
-            return {}
-        own_rate = chosen.growths[0].lr
-    return {budget: [branch(way, budget, base_rate, seed, own_rate) for seed in seeds] for budget in BUDGETS}
+    _, seeds, rated = WAYS.get(way, (None, SEEDS, SCRATCH))
+    tried = rates(rated, base_rate)
+    chosen = best(tried)
+    if chosen is None:
+        return {}
+    return {budget: [branch(way, budget, base_rate, seed, tried[chosen]) for seed in seeds] for budget in BUDGETS}
 
 
 def plan() -> list[Run]:
     """The rates, then all ways."""
-    base_rate = rate_of(models(SIZES[0])[1])
-    before = [run for model in (models(SIZES[0])[1], ANEW) for some in (probes, to_the_end) for run in some(model)]
-    before += [] if base_rate is None else [run for way in (ADOPTED, WIDENED) for run in rates(way, base_rate)]
+    peer = models(SIZES[0])[1]
+    base_rate, before = rate_of(peer), [run for some in (probes, to_the_end) for run in some(peer)]
+    before += [] if base_rate is None else [run for way in RATED for run in rates(way, base_rate)]
     return before + [run for way in (*WAYS, SCRATCH) for budget in runs(way).values() for run in budget]
 
 
-def ballast_of(model: Any) -> dict[str, tuple[Pattention, torch.Tensor]]:
-    """The layers of an adopted and grown model that have ballast, by name, with the places of those tokens."""
+def tokens_of(model: Any) -> dict[str, tuple[Pattention, dict[str, torch.Tensor]]]:
+    """The layers of an adopted model that have ballast, by name, with the places of ballast, of the tokens that came
+    from the host, and of those that came with growth."""
     found = {}
-    for name, step in model.last_growth.layers.items():
-        entry = model.config.quantization_config.layers[name.removeprefix(f"{model.base_model_prefix}.")]
+    for name, entry in model.config.quantization_config.layers.items():
         if entry["ballast"]:
-            places = torch.arange(step.before - entry["ballast"], step.before)
-            copies = step.before * torch.arange(step.copies)
-            found[name] = model.get_submodule(name), (copies[:, None] + places).flatten()
+            whole = f"{model.base_model_prefix}.{name}"
+            layer = model.get_submodule(whole)
+            step = model.last_growth.layers[whole]
+            places = step.before * torch.arange(step.copies)[:, None] + torch.arange(step.before)  # [copies, tokens]
+            host, ballast = (part.flatten() for part in places.tensor_split([step.before - entry["ballast"]], dim=1))
+            new = torch.arange(step.copies * step.before, step.after)
+            found[whole] = layer, {"ballast": ballast, "host": host, "new": new}
     return found
 
 
@@ -156,36 +156,41 @@ def ballast_use(run: Run) -> dict[str, Any]:
     """What the tokens do at the end of a run that were there for the norm only when the model was adopted.
 
     Of every layer: the root mean square of what they add to its output over that of the output, on validation text, and
-    the mean norm of their values over that of all others. Of the model: the loss as it is, with their values at zero,
-    which leaves the norm as it is, and without these tokens.
+    the mean norms of the values of ballast, of the host's tokens and of new ones. Of the model: the loss as it is, with
+    the values of ballast at zero, without ballast, and without as many of the host's tokens. Without tokens of `single`
+    the norm would be nothing, so that is left out.
     """
     model, task = finished_model(run), task_of(run)
-    ballast, layers, hooks = ballast_of(model), [], []
-    for layer, places in ballast.values():
+    layers, hooks = [], []
+    for layer, places in tokens_of(model).values():
 
-        def note(module: Any, inputs: Any, output: Any, places: torch.Tensor = places) -> None:
+        def note(module: Any, inputs: Any, output: Any, places: dict[str, torch.Tensor] = places) -> None:
             # Values of zero elsewhere leave what these add.
             values = torch.zeros_like(module.value_tokens)
-            values[places] = module.value_tokens[places]
-            tokens = (module.key_tokens, values, module.tau, module.kind)
-            added = reference(inputs[0], *tokens, key_bias=module.key_bias)
+            values[places["ballast"]] = module.value_tokens[places["ballast"]]
+            added = reference(inputs[0], module.key_tokens, values, module.tau, module.kind, key_bias=module.key_bias)
             norms = module.value_tokens.norm(dim=1)
-            others = torch.ones_like(norms, dtype=torch.bool).index_fill_(0, places, False)
-            share = (added.square().mean() / output.square().mean()).sqrt().item()
-            layers.append({"share": share, "values": (norms[places].mean() / norms[others].mean()).item()})
+            means = {kind: norms[some].mean().item() if len(some) else None for kind, some in places.items()}
+            layers.append({"share": (added.square().mean() / output.square().mean()).sqrt().item(), "values": means})
 
         hooks.append(layer.register_forward_hook(note))
     model(input_ids=held_out(run.text, "validation", run.context, 32), use_cache=False)
     for hook in hooks:
         hook.remove()
+
+    def loss_without(kind: str, parts: tuple[str, ...]) -> float:
+        changed = copy.deepcopy(model)
+        for layer, places in tokens_of(changed).values():
+            drawn = torch.randperm(len(places[kind]), generator=torch.Generator().manual_seed(run.seed))
+            for part in parts:
+                getattr(layer, part)[places[kind][drawn[: len(places["ballast"])]]] = 0
+        return score(changed, task, "validation", SOME)["loss"]
+
     found = {"layers": layers, "loss": score(model, task, "validation", SOME)["loss"]}
-    for layer, places in ballast.values():
-        layer.value_tokens[places] = 0
-    found["without_values"] = score(model, task, "validation", SOME)["loss"]
-    for layer, places in ballast.values():
-        layer.key_tokens[places] = 0
-        layer.key_bias[places] = 0
-    found["dropped"] = score(model, task, "validation", SOME)["loss"]
+    found["without_values"] = loss_without("ballast", ("value_tokens",))
+    if run.growths[0].ballast == "spread":
+        for kind, name in (("ballast", "dropped"), ("host", "others_dropped")):
+            found[name] = loss_without(kind, ("value_tokens", "key_tokens", "key_bias"))
     return found
 
 
@@ -193,7 +198,7 @@ def look() -> None:
     """Note what became of ballast, of all runs that end here with some."""
     for run in (run for way in WAYS for run in runs(way).get(max(BUDGETS), [])):
         end = run.segments()[-1]
-        if run.growths and run.growths[0].adopts and trained(end) is not None and last(run, "ballast") is None:
+        if run.growths[0].adopts and trained(end) is not None and last(run, "ballast") is None:
             add_to_result(end, {"kind": "ballast", **ballast_use(run)})
 
 
@@ -207,7 +212,8 @@ def report() -> None:
             if not done:
                 continue
             found = ways.setdefault(way, {"non_embedding": non_embedding(done[0]), "budgets": {}})
-            found["jump"] = [rise_at_growth(run) for run in done] if done[0].growths else []
+            grown = done[0].growths and done[0].growths[0].method != "none"
+            found["jump"] = [rise_at_growth(run) for run in done] if grown else []
             how = {"flops": flops(done[0]), "steps": lengths(way)[budget]}
             rate = done[0].learning_rate(done[0].decay_start)  # after growth
             found["budgets"][str(budget)] = {**how, **losses(done), "lr": rate}
@@ -216,18 +222,22 @@ def report() -> None:
                 ballast[way] = _mean_use(uses)
     base_rate = rate_of(models(SIZES[0])[1])
     by_rate = {}
-    for way in (ADOPTED, WIDENED) if base_rate is not None else ():
-        tried = sorted(finished(rates(way, base_rate)), key=lambda run: run.growths[0].lr or 0.0)
-        by_rate[way] = {f"{run.growths[0].lr:g}": final(run) for run in tried}
+    for way in RATED if base_rate is not None else ():
+        tried = rates(way, base_rate)
+        by_rate[way] = {f"{tried[run]:g}": final(run) for run in sorted(finished(tried), key=lambda run: tried[run])}
     write_results(HERE, {"ways": ways, "rates": by_rate, "ballast": ballast}, plan())
     draw(HERE / "losses.png", [_losses(ways), _ballast(ballast)])
 
 
 def _mean_use(uses: list[dict[str, Any]]) -> dict[str, Any]:
     """Means over the seeds."""
-    whole = {key: spread([use[key] for use in uses]) for key in ("loss", "without_values", "dropped")}
-    layers = zip(*(use["layers"] for use in uses), strict=True)
-    return {**whole, "layers": [{key: spread([use[key] for use in layer]) for key in layer[0]} for layer in layers]}
+    whole = {key: spread([use[key] for use in uses]) for key in LOSSES if key in uses[0]}
+    layers = []
+    for layer in zip(*(use["layers"] for use in uses), strict=True):
+        kinds = [kind for kind, value in layer[0]["values"].items() if value is not None]
+        values = {kind: spread([use["values"][kind] for use in layer]) for kind in kinds}
+        layers.append({"share": spread([use["share"] for use in layer]), "values": values})
+    return {**whole, "layers": layers}
 
 
 def _colour(way: str) -> str:
@@ -281,12 +291,18 @@ def tables(findings: dict[str, Any]) -> dict[str, str]:
     ]
     layers, without = [], []
     for way, found in findings.get("ballast", {}).items():
-        without.append([way, *(with_spread(found[key]) for key in ("loss", "without_values", "dropped"))])
+        without.append([way, *(with_spread(found.get(key)) for key in LOSSES)])
         for i, layer in enumerate(found["layers"], start=1):
-            layers.append([way, str(i), with_spread(layer["share"]), with_spread(layer["values"])])
+            norms = [with_spread(layer["values"].get(kind)) for kind in ("ballast", "host", "new")]
+            layers.append([way, str(i), with_spread(layer["share"]), *norms])
     return {
         "losses": markdown([*header, "test"], rows),
         "rates": markdown(["way", "rate after growth", "validation"], by_rate),
-        "ballast": markdown(["way", "block", "part of the FFN's output", "norm of its values"], layers),
-        "without": markdown(["way", "loss", "values of ballast zero", "ballast dropped"], without),
+        "ballast": markdown(
+            ["way", "block", "part of the FFN's output", "values of ballast", "of the host's tokens", "of new ones"],
+            layers,
+        ),
+        "without": markdown(
+            ["way", "loss", "values of ballast zero", "ballast dropped", "as many of the host's dropped"], without
+        ),
     }

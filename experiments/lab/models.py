@@ -165,6 +165,8 @@ def grow_both(model: Any, optimizer: AdamW, growth: Growth, run: Run) -> tuple[A
         if growth.adam == "carry" and not sizes:
             carry_moments(optimizer, model, afresh, larger, noise=growth.noise)
         return larger, afresh
+    if growth.method == "none":
+        return model, adamw(model, run) if growth.adam == "reset" else optimizer
     if growth.adopts:
         adopt(model, growth.adopts, ballast=growth.ballast)
     larger = grow(

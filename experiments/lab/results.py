@@ -56,7 +56,7 @@ def shape_at(run: Run, step: int) -> Any:
     """The model that makes a step."""
     shape: Any = run.model
     for growth in run.growths:
-        if growth.step <= step:
+        if growth.step <= step and growth.method != "none":
             if isinstance(shape, TokenFormer):
                 shape = replace(shape, tokens=round(shape.tokens * growth.factor))
             elif growth.adopts:

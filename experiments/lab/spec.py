@@ -65,14 +65,14 @@ class Growth:
     """One growth step: before the training step `step` is made.
 
     A Transformer that `adopts` parts becomes a model with Pattentions first, which then grow; its optimizer starts
-    afresh, as it does if net2net widens FFNs only. `sizes`, in place of `factor`: token counts by name or pattern of
-    layers; for net2net the FFN's units, under "ffn". After adoption they are needed, because how much ballast a layer
-    has depends on its weights.
+    afresh, as it does if net2net widens FFNs only. With the method none only rate and optimizer change. `sizes`, in
+    place of `factor`: token counts by name or pattern of layers; for net2net the FFN's units, under "ffn". After
+    adoption they are needed, because how much ballast a layer has depends on its weights.
     """
 
     step: int
     factor: float = 2
-    method: str = "split"  # rotate, zero, random; net2net for a Transformer
+    method: str = "split"  # rotate, zero, random, none; net2net for a Transformer
     adam: str = "carry"  # or reset
     trains: str = "all"  # or new
     noise: float = 1.0  # of split
