@@ -169,6 +169,17 @@ def test_rotate_gives_new_keys_the_second_moments_of_the_old():
     assert (unit @ unit.T - torch.eye(30)).abs().max() < 0.99
 
 
+@pytest.mark.parametrize("tokens", [6, 40])
+def test_models_that_are_nearly_equal_rotate_alike(tokens):
+    """So the average of the weights goes on averaging the same keys; with more tokens than channels too."""
+    layer = nn.Sequential(Pattention(5, 5, tokens, dtype=torch.float64))
+    near = copy.deepcopy(layer)
+    with torch.no_grad():  # an entry on either side of zero turns the signs that a QR decomposition happens to have
+        layer[0].key_tokens[0, 0], near[0].key_tokens[0, 0] = 1e-9, -1e-9
+    ours, theirs = (grow(model, 2, method="rotate")[0] for model in (layer, near))
+    torch.testing.assert_close(ours.key_tokens, theirs.key_tokens, atol=1e-6, rtol=0)
+
+
 def test_rotate_needs_as_many_new_tokens_as_dimensions():
     wide, narrow = Pattention(8, 6, 6), Pattention(4, 6, 6)
     for layer, rotated in ((wide, False), (narrow, True)):

@@ -85,6 +85,9 @@ def _rotations(keys: Tensor, count: int, generator: torch.Generator) -> Tensor:
     factor = keys.double().cpu()
     if len(keys) > keys.shape[1]:
         factor = torch.linalg.qr(factor, mode="r").R  # fewer rows that have the same KᵀK
+        # Their signs are made the same for all keys: the average of the weights, grown with the same seed, must get
+        # nearly the keys that the weights get.
+        factor = factor * torch.where(factor.diagonal() < 0, -1.0, 1.0).unsqueeze(1)
     drawn = torch.randn(count, len(factor), generator=generator, dtype=torch.float64)
     return math.sqrt(count / len(keys)) * torch.linalg.qr(drawn).Q @ factor
 
