@@ -119,7 +119,7 @@ def _rates(findings: dict[str, Any]) -> Any:
             for size in findings["sizes"]:
                 points = {rate: loss for rate, loss in size.get(name, {}).get("rates", {}).items() if loss}
                 axes.plot([float(rate) for rate in points], list(points.values()), ".-", color=colour)
-        axes.set(xscale="log", xlabel="learning rate", ylabel="validation loss")
+        axes.set(xscale="log", xlabel="learning rate", ylabel="validation loss after the trial of a rate")
         plain_ticks(axes.xaxis, sorted({rate for rates in RATES.values() for rate in rates}))
 
     return panel

@@ -14,7 +14,7 @@ from lab.figures import colour, draw, legend
 from lab.results import finished, flops, losses, non_embedding, rise_at_growth, write_results
 from lab.sizes import SEEDS, SIZES, like_the_smallest, models, neox, probes, rate_of, to_the_end, token_former
 from lab.spec import Growth, NeoX, Run, TokenFormer
-from lab.tables import change, markdown, with_spread
+from lab.tables import change, markdown, number, with_spread
 
 HERE = Path(__file__).parent
 BASE, BUDGETS = 1200, (250, 500, 1000)
@@ -69,7 +69,9 @@ def report() -> None:
 
 def _budgets(findings: dict[str, Any]) -> Any:
     def panel(axes: Any) -> None:
-        for i, (way, found) in enumerate(findings.items()):
+        # Controls have one seed, and would be compared with means.
+        carried = {way: found for way, found in findings.items() if WAYS[way][2] == "carry"}
+        for i, (way, found) in enumerate(carried.items()):
             at = [int(budget) for budget in found["budgets"]]
             means = [row["validation"]["mean"] for row in found["budgets"].values()]
             axes.plot(at, means, "o-", color=colour(i), label=way)
@@ -81,14 +83,23 @@ def _budgets(findings: dict[str, Any]) -> Any:
 
 def tables(findings: dict[str, Any]) -> dict[str, str]:
     """Losses by way and budget."""
+    losses_of = {
+        way: [found["budgets"].get(str(budget), {}).get("validation") for budget in BUDGETS]
+        for way, found in findings.items()
+    }
     rows = [
         [
             way,
             f"{found['non_embedding']:,}",
             change(max(found["jump"], key=abs)),
-            *(with_spread(found["budgets"].get(str(budget), {}).get("validation")) for budget in BUDGETS),
+            *(with_spread(loss) for loss in losses_of[way]),
         ]
         for way, found in findings.items()
+        if WAYS[way][2] == "carry"
     ]
-    header = ["grown by", "parameters without embedding", "loss at growth", *(f"{budget} steps" for budget in BUDGETS)]
-    return {"budgets": markdown(header, rows)}
+    first = [[way, *(number(loss and loss["values"][0]) for loss in found)] for way, found in losses_of.items()]
+    steps = [f"{budget} steps" for budget in BUDGETS]
+    return {
+        "budgets": markdown(["grown by", "parameters without embedding", "loss at growth", *steps], rows),
+        "adam": markdown(["seed 0, grown by", *steps], first),
+    }
