@@ -21,7 +21,7 @@ help: ## list the targets
 demo: .venv/installed ## train a small model, grow it twice, train on; a table, a sample of text, a report
 	$(BIN)/tokenformer train recipes/demo.yaml
 	$(BIN)/tokenformer report runs/demo
-	$(BIN)/tokenformer generate runs/demo/stage-3/model "def grow(self, " --max-new-tokens 200 --seed 0
+	$(BIN)/tokenformer generate runs/demo/stage-3/model "import " --max-new-tokens 200 --seed 0
 
 test: .venv/installed ## the tests
 	$(BIN)/python -m pytest -n auto
