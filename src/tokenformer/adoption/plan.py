@@ -100,7 +100,7 @@ def _check_arguments(model: Any, ballast: str, slack: float, tolerance: float | 
         )
 
 
-def check_settings(ballast: str, slack: float = 0.0, tolerance: float | None = None) -> None:
+def check_settings(ballast: str, slack: float, tolerance: float | None) -> None:
     """Refuse names and numbers that no model could be adopted with."""
     if ballast not in BALLASTS:
         raise BadRequestError(f"adopt: ballast={ballast!r} is not known; {did_you_mean(ballast, BALLASTS)}")

@@ -36,7 +36,7 @@ def watch(model: PreTrainedModel, base: nn.Module, sites: list[Site], inputs: Ma
     """
     seen = Seen([], [], {}, {})
     given = None if inputs is None else {key: value for key, value in inputs.items() if key != "labels"}
-    names = {name for site in sites for layer in site.layers for name in (layer.name, layer.last, *layer.removed)}
+    names = {name for site in sites for layer in site.layers for name in (layer.name, *layer.removed)}
     names |= {site.norm for site in sites}
 
     def call(some: Mapping[str, Any]) -> None:

@@ -121,13 +121,14 @@ def _whole(*configs: Any) -> dict[str, str]:
 
 def show_layers(record: "Adopted") -> None:
     """The table of a model's adopted layers."""
+    from ..cost import layer_numbers
+
     rows = []
     for name in in_order(record.layers):
         layer = record.layers[name]
-        numbers = layer["num_tokens"] * (layer["d_in"] + layer["d_out"])
         error = "-" if layer["error"] is None else f"{layer['error']:.1e}"
         tokens = [f"{layer['num_tokens']:,}", f"{layer['ballast']:,}"]
-        rows.append([name, layer["kind"], *tokens, f"{numbers / layer['replaced']:.2f}x", error])
+        rows.append([name, layer["kind"], *tokens, f"{layer_numbers(layer) / layer['replaced']:.2f}x", error])
     show_table(COLUMNS, rows, NOTE)
 
 

@@ -14,7 +14,7 @@ Memory is in bytes. docs/cost.md has the formulas. Of an adopted model `adopted_
 replaced, from the record in its configuration.
 """
 
-from .adopted import LayerCosts, adopted_layers, layer_parameters
+from .adopted import LayerCosts, adopted_layers, layer_numbers, layer_parameters
 from .counts import (
     Parameters,
     forward_flops_per_image,
@@ -63,6 +63,7 @@ __all__ = [
     "forward_flops_per_token",
     "image_flops_ratio",
     "kv_cache_bytes",
+    "layer_numbers",
     "layer_parameters",
     "neox_parameters",
     "neox_width",

@@ -22,17 +22,26 @@ class LayerCosts:
     replaced_flops_per_token: int
 
 
+def layer_numbers(layer: Mapping[str, Any]) -> int:
+    """The numbers in a Pattention's keys and values."""
+    return layer["num_tokens"] * (layer["d_in"] + layer["d_out"])
+
+
+def layer_biases(layer: Mapping[str, Any]) -> int:
+    """The numbers in its biases, if it has them."""
+    return layer["num_tokens"] * layer["key_bias"] + layer["d_out"] * layer["bias"]
+
+
 def layer_parameters(layer: Mapping[str, Any]) -> int:
-    """The numbers in a Pattention: its keys and values, and biases if it has them."""
-    width = layer["d_in"] + layer["d_out"] + layer["key_bias"]
-    return layer["num_tokens"] * width + layer["d_out"] * layer["bias"]
+    """All of them."""
+    return layer_numbers(layer) + layer_biases(layer)
 
 
 def adopted_layers(record: Adopted) -> LayerCosts:
     """Of all adopted layers together."""
     layers = list(record.layers.values())
     replaced = sum(layer["replaced"] for layer in layers)
-    numbers = sum(layer["num_tokens"] * (layer["d_in"] + layer["d_out"]) for layer in layers)
+    numbers = sum(map(layer_numbers, layers))
     return LayerCosts(
         parameters=sum(map(layer_parameters, layers)),
         numbers=numbers,

@@ -13,6 +13,7 @@ from ..errors import BadRequestError
 from ..models.adopted import Adopted, record_of
 from ..models.config import TokenFormerBaseConfig, TokenFormerConfig
 from ..models.vision_config import TokenFormerVisionConfig
+from .adopted import layer_biases, layer_numbers
 
 LanguageConfig = TokenFormerConfig | GPTNeoXConfig
 VisionConfig = TokenFormerVisionConfig | ViTConfig
@@ -159,8 +160,8 @@ def _adopted(shape: Shape, host: Any, record: Adopted) -> Shape:
     biases |= dict.fromkeys(roles.values(), 0)
     for name, layer in record.layers.items():
         tokens, role = layer["num_tokens"], roles[name]
-        matrices[role] += tokens * (layer["d_in"] + layer["d_out"]) - layer["replaced"]
-        biases[role] += tokens * layer["key_bias"] + layer["d_out"] * layer["bias"]
+        matrices[role] += layer_numbers(layer) - layer["replaced"]
+        biases[role] += layer_biases(layer)
         # Of an FFN the scores take the place of what enters and what leaves the activation.
         kept += tokens - (2 * host.intermediate_size if role == "ffn" else 0)
         wide += ROW_STATS

@@ -35,9 +35,8 @@ def sample_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
     config, generator = model.config.get_text_config(), torch.Generator().manual_seed(0)
     name = model.main_input_name
     if name == "input_ids" and hasattr(config, "vocab_size"):
-        positions = (
-            getattr(config, "max_position_embeddings", None) or LENGTH + 2
-        )  # not all models have a table of them
+        # Not all models have a table of positions.
+        positions = getattr(config, "max_position_embeddings", None) or LENGTH + 2
         length = min(LENGTH, max(1, positions - 2))  # RoBERTa's positions start at 2
         ids = torch.randint(config.vocab_size, (1, length), generator=generator)
         return {name: ids.to(model.device)}
