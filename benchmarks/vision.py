@@ -39,9 +39,13 @@ class ImageStep(Step):
 
 
 def shapes(quick: bool) -> list[tuple[str, TokenFormerVisionConfig, int]]:
-    """Name, configuration and images a step."""
-    names = (("tiny32", 2),) if quick else (("small32", 64), ("b16-86m", 4))
-    return [(name, TokenFormerVisionConfig.preset(name), batch) for name, batch in names]
+    """Name, configuration and images a step. Grown models have the parameters of a wider ViT."""
+    if quick:
+        return [("tiny32", TokenFormerVisionConfig.preset("tiny32"), 2)]
+    small = TokenFormerVisionConfig.preset("small32")
+    tokens = {kind: 2 * getattr(small, kind) for kind in ("qkv_tokens", "out_tokens", "ffn_tokens")}
+    found = [("small32", small, 64), ("small32 grown 2x", TokenFormerVisionConfig.preset("small32", **tokens), 64)]
+    return found + [(name, TokenFormerVisionConfig.preset(name), 4) for name in ("b16-86m", "b16")]
 
 
 def measure(options: Options) -> list[Figure]:

@@ -107,6 +107,16 @@ def test_initialisation():
     assert make_tiny(parametric_norm=True).model.layers[0].ffn_norm.weight is not None
 
 
+def test_norms_of_blocks_are_layer_norms_without_weights():
+    norm = make_tiny(layer_norm_eps=1e-3).model.layers[0].ffn_norm
+    rows = torch.randn(5, 7, 64, dtype=torch.float64, requires_grad=True)
+    expected = F.layer_norm(rows, (64,), eps=1e-3)
+    assert torch.equal(norm(rows), expected)
+    seed = torch.randn_like(expected)
+    gradients = [torch.autograd.grad(out, rows, seed)[0] for out in (norm(rows), expected)]
+    torch.testing.assert_close(*gradients)
+
+
 def test_the_papers_initialisation_can_be_asked_for(tmp_path):
     model = make_tiny(initializer_range=0.02)
     assert model.model.layers[0].ffn.key_tokens.std().item() == pytest.approx(0.02, rel=0.03)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -27,6 +28,16 @@ def new_pattention(config: TokenFormerBaseConfig, num_tokens: int) -> Pattention
         form=config.pattention_form,
         recompute=config.pattention_recompute,
     )
+
+
+class BlockNorm(nn.LayerNorm):
+    """LayerNorm with or without weights. Where torch's kernel for CPUs has none it takes numbers one by one; with ones
+    it takes half the time, for the same output."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.weight is not None or input.device.type != "cpu":
+            return super().forward(input)
+        return F.layer_norm(input, self.normalized_shape, input.new_ones(self.normalized_shape), eps=self.eps)
 
 
 class TokenFormerAttention(nn.Module):
@@ -98,9 +109,9 @@ class TokenFormerLayer(GradientCheckpointingLayer):
     def __init__(self, config: TokenFormerBaseConfig, layer_idx: int) -> None:
         super().__init__()
         d, eps, affine = config.hidden_size, config.layer_norm_eps, config.parametric_norm
-        self.attention_norm = nn.LayerNorm(d, eps, elementwise_affine=affine)
+        self.attention_norm = BlockNorm(d, eps, elementwise_affine=affine)
         self.attention = TokenFormerAttention(config, layer_idx)
-        self.ffn_norm = nn.LayerNorm(d, eps, elementwise_affine=affine)
+        self.ffn_norm = BlockNorm(d, eps, elementwise_affine=affine)
         self.ffn = new_pattention(config, config.ffn_tokens)
         self.drop_path = DropPath(config.drop_path(layer_idx))
 
