@@ -58,11 +58,15 @@ def scratch(model: TokenFormer | NeoX, lr: float, seed: int = 0) -> Run:
 
 
 def at_rates(at: Callable[[float], Run], rates: Sequence[float]) -> list[Run]:
-    """A run at every rate. If the best is the lowest or the highest, the next one beyond it is tried too."""
+    """A run at every rate. As long as the best is the lowest or the highest, the next one beyond it is tried too."""
+    rates = list(rates)
     runs = [at(rate) for rate in rates]
-    chosen = best(runs)
-    beyond = {runs[0]: rates[0] / 2, runs[-1]: rates[-1] * 2}
-    return [*runs, at(beyond[chosen])] if chosen in beyond else runs
+    while (chosen := best(runs)) in (runs[0], runs[-1]):
+        at_start = chosen == runs[0]
+        place, rate = (0, rates[0] / 2) if at_start else (len(rates), rates[-1] * 2)
+        rates.insert(place, rate)
+        runs.insert(place, at(rate))
+    return runs
 
 
 def down_from(shorter: Sequence[Run], at: Callable[[float], Run]) -> list[Run]:
