@@ -4,7 +4,8 @@
 
 A GPT-NeoX trains for BASE steps at a constant rate; it is the one that net2net starts from. From there every way gets
 as many FLOPs, by the cost model, has the best of its own rates, and decays over its last fifth. The TokenFormer gets
-the FLOPs of the GPT-NeoX on top. Where Adam starts afresh, the rate rises again over REWARM steps.
+the FLOPs of the GPT-NeoX on top. Where Adam starts afresh, the rate rises again over REWARM steps. The LONG budget has
+one seed, and the ways that are ahead.
 """
 
 import copy
@@ -51,7 +52,9 @@ from tokenformer.pattention import Pattention
 from tokenformer.pattention.functional import reference
 
 HERE = Path(__file__).parent
-BASE, BUDGETS = 1200, (400, 1000)  # a budget is so many steps of the adopted model, and for the others as many FLOPs
+# A budget is so many steps of the adopted model, and for the others as many FLOPs. Rates are those of CHOSEN.
+BASE, SHORT, CHOSEN, LONG = 1200, 400, 1000, 2500
+BUDGETS = (SHORT, CHOSEN, LONG)
 SMALL, ANEW = neox(72), token_former(SIZES[1])
 QKV, FFN = "*.query_key_value", "*.dense_h_to_4h"
 REWARM = 100
@@ -81,6 +84,7 @@ WAYS: dict[str, tuple[Growth, tuple[int, ...], str]] = {
 }
 LOSSES = ("loss", "without_values", "dropped", "others_dropped")
 RATED = (ON, ADOPTED, FFN_ADOPTED, WIDENED, SCRATCH)
+LONGER = (ON, FFN_ADOPTED, WIDENED)
 
 
 @cache
@@ -110,7 +114,7 @@ def branch(way: str, budget: int, base_rate: float, seed: int, rate: float) -> R
 def rates(way: str, base_rate: float) -> dict[Run, float]:
     """The way at the rates that models of its kind are tried at, with the first seed."""
     kind = TokenFormer if way in (ADOPTED, FFN_ADOPTED, SCRATCH) else NeoX
-    tried = at_rates(lambda rate: branch(way, max(BUDGETS), base_rate, SEEDS[0], rate), RATES[kind])
+    tried = at_rates(lambda rate: branch(way, CHOSEN, base_rate, SEEDS[0], rate), RATES[kind])
     return {run: run.growths[0].lr if run.growths else run.lr for run in tried}
 
 
@@ -124,7 +128,9 @@ def runs(way: str) -> dict[int, list[Run]]:
     chosen = best(tried)
     if chosen is None:
         return {}
-    return {budget: [branch(way, budget, base_rate, seed, tried[chosen]) for seed in seeds] for budget in BUDGETS}
+    seeded = {SHORT: seeds, CHOSEN: seeds, LONG: seeds[:1] if way in LONGER else ()}
+    rate = tried[chosen]
+    return {budget: [branch(way, budget, base_rate, seed, rate) for seed in some] for budget, some in seeded.items()}
 
 
 def plan() -> list[Run]:
@@ -196,7 +202,7 @@ def ballast_use(run: Run) -> dict[str, Any]:
 
 def look() -> None:
     """Note what became of ballast, of all runs that end here with some."""
-    for run in (run for way in WAYS for run in runs(way).get(max(BUDGETS), [])):
+    for run in (run for way in WAYS for run in runs(way).get(CHOSEN, [])):
         end = run.segments()[-1]
         if run.growths[0].adopts and trained(end) is not None and last(run, "ballast") is None:
             add_to_result(end, {"kind": "ballast", **ballast_use(run)})
@@ -247,7 +253,7 @@ def _colour(way: str) -> str:
 def _losses(ways: dict[str, Any]) -> Any:
     def panel(axes: Any) -> None:
         for way, found in ways.items():
-            along = zip(*curve(runs(way)[max(BUDGETS)][0]), strict=True)
+            along = zip(*curve(runs(way)[int(list(found["budgets"])[-1])][0]), strict=True)
             begin = flops(Run(SMALL, 0.0, BASE))
             axes.plot(*zip(*[point for point in along if point[0] >= begin], strict=True), color=_colour(way), lw=0.6)
             rows = found["budgets"].values()
@@ -280,8 +286,8 @@ def tables(findings: dict[str, Any]) -> dict[str, str]:
                 way,
                 f"{found['non_embedding']:,}",
                 change(max(found["jump"], key=abs)) if found["jump"] else "-",
-                *(f"{with_spread(row.get('validation'))} ({row.get('steps', '-')})" for row in by_budget),
-                with_spread(by_budget[-1].get("test")),
+                *(f"{with_spread(row['validation'])} ({row['steps']})" if row else "-" for row in by_budget),
+                with_spread(found["budgets"].get(str(CHOSEN), {}).get("test")),
             ]
         )
     header = [f"from {BASE} steps of a GPT-NeoX on", "parameters without embedding", "loss at growth"]
@@ -296,7 +302,7 @@ def tables(findings: dict[str, Any]) -> dict[str, str]:
             norms = [with_spread(layer["values"].get(kind)) for kind in ("ballast", "host", "new")]
             layers.append([way, str(i), with_spread(layer["share"]), *norms])
     return {
-        "losses": markdown([*header, "test"], rows),
+        "losses": markdown([*header, f"test, {CHOSEN}"], rows),
         "rates": markdown(["way", "rate after growth", "validation"], by_rate),
         "ballast": markdown(
             ["way", "block", "part of the FFN's output", "values of ballast", "of the host's tokens", "of new ones"],
