@@ -368,9 +368,8 @@ def test_all_ways_on_from_a_transformer_have_equal_compute_and_size(adoption, mo
     shared = net2net.runs("Transformer, Net2Net")[250]
     ways = {way: adoption.runs(way) for way in (*adoption.WAYS, adoption.SCRATCH)}
     for budget in adoption.BUDGETS:
-        spent = flops(ways[adoption.ADOPTED][budget][0])
-        for way, found in ways.items():
-            run = found[budget][0]
+        spent = flops(ways[adoption.FFN_ADOPTED][budget][0])
+        for way, run in ((way, run) for way, found in ways.items() for run in found[budget][:1]):
             assert flops(run) == pytest.approx(spent, rel=0.001)
             if way != adoption.SCRATCH:
                 since = spent - flops(run, adoption.BASE)
@@ -381,8 +380,10 @@ def test_all_ways_on_from_a_transformer_have_equal_compute_and_size(adoption, mo
     host = sizes.pop("trained on")
     assert sizes.pop("trained on, Adam afresh") == host < sizes.pop("FFN adopted, hardly grown") < 1.25 * host
     assert all(size == pytest.approx(2.08 * host, rel=0.01) for size in sizes.values())
-    first, second = (ways[adoption.ADOPTED][budget][0].segments() for budget in adoption.BUDGETS)
+    assert [way for way, found in ways.items() if found[adoption.LONG]] == list(adoption.LONGER)
+    first, second, third = (ways[adoption.FFN_ADOPTED][budget][0].segments() for budget in adoption.BUDGETS)
     assert [segment.name for segment in first[:2]] == [segment.name for segment in second[:2]]
+    assert [segment.name for segment in second[:3]] == [segment.name for segment in third[:3]]
     assert all(run in adoption.plan() for way in adoption.RATED for run in adoption.rates(way, 4e-3))
     for way, (growth, _, _) in adoption.WAYS.items():
         starts = [ways[way][1000][0].learning_rate(adoption.BASE + step) for step in (0, 49, 99, 200)]

@@ -247,12 +247,12 @@ def _mean_use(uses: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _colour(way: str) -> str:
-    return colour([*WAYS, SCRATCH].index(way))
+    return colour([*RATED, *(way for way in WAYS if way not in RATED)].index(way))
 
 
 def _losses(ways: dict[str, Any]) -> Any:
     def panel(axes: Any) -> None:
-        for way, found in ways.items():
+        for way, found in ((way, ways[way]) for way in RATED if way in ways):
             along = zip(*curve(runs(way)[int(list(found["budgets"])[-1])][0]), strict=True)
             begin = flops(Run(SMALL, 0.0, BASE))
             axes.plot(*zip(*[point for point in along if point[0] >= begin], strict=True), color=_colour(way), lw=0.6)
@@ -271,6 +271,7 @@ def _ballast(ballast: dict[str, Any]) -> Any:
             shares = {str(i): layer["share"]["mean"] for i, layer in enumerate(found["layers"], start=1)}
             axes.plot(list(shares), list(shares.values()), "o-", color=_colour(way), label=way)
         axes.set(xlabel="block", ylabel="ballast's part of the FFN's output")
+        axes.set_ylim(-0.02, 1.5 * axes.get_ylim()[1])  # room for the legend
         legend(axes)
 
     return panel
