@@ -392,6 +392,18 @@ def test_all_ways_on_from_a_transformer_have_equal_compute_and_size(adoption, mo
         assert starts == pytest.approx(rising)
 
 
+@pytest.mark.parametrize(
+    ("best_rate", "tried"),
+    [(2e-3, [1e-3, 2e-3, 4e-3]), (5e-4, [2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3]), (8e-3, [1e-3, 2e-3, 4e-3, 8e-3, 16e-3])],
+)
+def test_rates_are_tried_until_the_best_has_one_on_either_side(monkeypatch, best_rate, tried):
+    monkeypatch.setattr(sizes, "best", lambda runs: min(runs, key=lambda run: abs(run.lr - best_rate)))
+    runs = sizes.at_rates(lambda rate: Run(sizes.neox(72), rate, 10), (1e-3, 2e-3, 4e-3))
+    assert [run.lr for run in runs] == tried
+    monkeypatch.setattr(sizes, "best", lambda runs: None)  # not all are finished
+    assert len(sizes.at_rates(lambda rate: Run(sizes.neox(72), rate, 10), (1e-3, 2e-3, 4e-3))) == 3
+
+
 def test_growth_on_images_has_a_peer_of_as_many_flops_that_shares_its_past():
     growth = importlib.import_module("vision-growth.experiment")
     grown, whole = growth.grown("rotate", 1e-3, 0), growth.scratch(growth.LARGE, 1e-3)

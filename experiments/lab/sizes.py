@@ -59,13 +59,12 @@ def scratch(model: TokenFormer | NeoX, lr: float, seed: int = 0) -> Run:
 
 def at_rates(at: Callable[[float], Run], rates: Sequence[float]) -> list[Run]:
     """A run at every rate. As long as the best is the lowest or the highest, the next one beyond it is tried too."""
-    rates = list(rates)
     runs = [at(rate) for rate in rates]
-    while (chosen := best(runs)) in (runs[0], runs[-1]):
-        at_start = chosen == runs[0]
-        place, rate = (0, rates[0] / 2) if at_start else (len(rates), rates[-1] * 2)
-        rates.insert(place, rate)
-        runs.insert(place, at(rate))
+    chosen = best(runs)
+    if chosen == runs[0]:
+        return at_rates(at, [rates[0] / 2, *rates])
+    if chosen == runs[-1]:
+        return at_rates(at, [*rates, rates[-1] * 2])
     return runs
 
 
