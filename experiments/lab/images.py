@@ -2,7 +2,8 @@
 
 Enters: ../shared/data/cifar10, or the folder that CIFAR10 names, with train.parquet and test.parquet. Leaves: batches
 of pixels and labels. A tenth of the training images is held out for validation. Which image is sample i of a run is
-decided by the run's seed; how it is cropped and mirrored, by i alone.
+decided by the run's seed; how it is cropped and mirrored, by i alone. Every picture is decoded once, in the pool's
+process, whose forks share it.
 """
 
 import os
@@ -11,11 +12,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import Subset
 
 from tokenformer.data import ImageConfig, PreparedImages, prepare_images
 from tokenformer.data.image_config import AugmentConfig
+from tokenformer.data.image_data import open_picture
+from tokenformer.data.image_sources import Gallery
 from tokenformer.training.order import OrderedImages
 
 
@@ -26,7 +30,7 @@ def read(part: str) -> PreparedImages:
     path = folder / f"{part}.parquet"
     if not path.exists():
         raise SystemExit(f"{path} does not exist; let CIFAR10 name a folder with train.parquet and test.parquet")
-    return prepare_images(
+    prepared = prepare_images(
         ImageConfig(
             images=str(path),
             normalise="cifar10",
@@ -35,25 +39,42 @@ def read(part: str) -> PreparedImages:
             augment=AugmentConfig(flip=0.5, crop_padding=4),
         )
     )
+    decoded = Decoded(prepared.train.gallery)
+    for data in (prepared.train, prepared.validation):
+        if data is not None:
+            data.gallery = decoded
+    return prepared
+
+
+class Decoded(Gallery):
+    """The same pictures as arrays of pixels: decoding them anew would be half of the time that a batch takes."""
+
+    def __init__(self, gallery: Gallery) -> None:
+        super().__init__(gallery.sources, gallery.names, gallery.labels)
+        self.pixels = np.stack([np.asarray(open_picture(gallery, row, channels=3)) for row in range(len(gallery))])
+
+    def encoded(self, row: int) -> Any:
+        return self.pixels[row]
 
 
 class ImageTask:
     """What is trained on, and what is looked at besides."""
 
     def __init__(self, batch: int, seed: int, samples: int) -> None:
-        self.size, self.images = batch, OrderedImages(read("train").train, samples, seed)
+        self.size, self.prepared, self.test = batch, read("train"), read("test").train
+        self.images = OrderedImages(self.prepared.train, samples, seed)
 
     def batch(self, step: int) -> dict[str, Any]:
         """The images of a step."""
-        return read("train").collate([self.images[step * self.size + i] for i in range(self.size)])
+        return self.prepared.collate([self.images[step * self.size + i] for i in range(self.size)])
 
     def held_out(self, part: str, count: int) -> Iterator[tuple[int, dict[str, Any]]]:
         """The test images, or 8 · `count` of those for validation, in batches, each with its size."""
         if part == "test":
-            images: Any = read("test").train
+            images: Any = self.test
             wanted = torch.arange(len(images))
         else:
-            images = read("train").validation
+            images = self.prepared.validation
             wanted = torch.linspace(0, len(images) - 1, min(8 * count, len(images))).long().unique()
         for rows in wanted.split(128):
-            yield len(rows), read("train").collate(list(Subset(images, rows.tolist())))
+            yield len(rows), self.prepared.collate(list(Subset(images, rows.tolist())))

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from .spec import Run, Segment
-from .train import Training, folder_of, result_of, trained
+from .train import Training, folder_of, result_of, task_of, trained
 
 WORKERS = int(os.environ.get("WORKERS", os.cpu_count() or 1))
 # A fork has imported everything already: ten seconds less for every segment.
@@ -64,6 +64,7 @@ def _ready(runs: Iterable[Run], failed: set[str]) -> Iterable[Segment]:
 
 
 def _start(segment: Segment) -> BaseProcess:
+    task_of(segment.run)  # reads the data, once for all forks
     process = CONTEXT.Process(target=_train, args=(segment,))
     process.start()
     return process

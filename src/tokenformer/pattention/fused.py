@@ -72,7 +72,11 @@ def attend(
     if x.shape[0] <= FEWEST_ROWS:
         weights = _weigh(x, key_tokens, key_bias, tau, kind, keep=False).weights
         return _product(weights.to(value_tokens.dtype), value_tokens, bias)
-    return forward(x, key_tokens, value_tokens, key_bias, bias, tau, kind, keep=False)[0]
+    out = value_tokens.new_empty(x.shape[0], value_tokens.shape[1])
+    for some in _parts(x, key_tokens):
+        weights = _weigh(x[some], key_tokens, key_bias, tau, kind, keep=False).weights
+        _product(weights.to(value_tokens.dtype), value_tokens, bias, out=out[some])
+    return out
 
 
 def forward(
