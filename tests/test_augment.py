@@ -290,6 +290,10 @@ class TestRandAugment:
         assert strengths.max() == 1.0
         assert abs(np.median(strengths) - 0.9) < 0.01
         assert 600 < sum(given[3] > 0 for given in seen) < 900
+        seen.clear()
+        for i in range(500):
+            rand_augment(torch.zeros(3, 2, 2), AugmentConfig(rand_augment=3, rand_probability=0.5), generator(0, i))
+        assert 650 < len(seen) < 850
 
 
 def test_erasing_puts_noise_into_a_rectangle():

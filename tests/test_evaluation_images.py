@@ -1,6 +1,7 @@
 """`tokenformer eval MODEL --images SOURCE`: what a plain loop finds too, for ours and for peers; and bad images."""
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -94,7 +95,9 @@ def test_the_command_on_a_peer(tmp_path, photos):
     assert written["top5"] == sum(near for _, near, _ in expected) / 35
     assert (written["model"], written["images"]) == (str(tmp_path / "peer"), 35)
     assert (written["source"], written["matched"], written["bad"]) == (str(photos), "by name", [])
-    assert written["classes"][2] == {"name": "cat", "images": 5, "correct": written["classes"][2]["correct"]}
+    assert written["classes"][2] == {"name": "cat", "images": 5, "correct": written["classes"][2]["correct"], "bad": 0}
+    assert (written["split"], written["hub_config"], written["dtype"]) == ("validation", None, "float32")
+    assert written["versions"]["pillow"] == version("pillow")
     for words in (
         "class images correct accuracy",
         f"top-1    {written['top1']:.4f}\n",
@@ -116,6 +119,7 @@ def test_bad_images_are_named_counted_and_left_out(tmp_path, photos):
     assert written["images"] == 33
     assert written["top1"] == sum(right for right, _, _ in expected) / 33
     assert {one["name"]: one["images"] for one in written["classes"]} == dict.fromkeys(NAMES, 5) | {"bee": 4, "gnu": 4}
+    assert {one["name"]: one["bad"] for one in written["classes"]} == dict.fromkeys(NAMES, 0) | {"bee": 1, "gnu": 1}
     assert len(written["bad"]) == 2
     lines = result.stderr.splitlines()
     assert [line.split(": ")[0] for line in lines] == ["left out", "left out"]
@@ -124,6 +128,18 @@ def test_bad_images_are_named_counted_and_left_out(tmp_path, photos):
     assert "left out  2 images that cannot be decoded" in result.stdout
     stopped = run("eval", tmp_path / "model", "--images", photos, "--strict")
     ended(stopped, 1, "bee/1.png cannot be decoded", "mend or remove it, or leave out --strict")
+
+
+def test_a_class_of_bad_images_only_is_said_to_be_missing(tmp_path, photos):
+    save_classifier(tmp_path / "model")
+    for file in (photos / "bee").iterdir():
+        file.write_bytes(b"broken")
+    result = run("eval", tmp_path / "model", "--images", photos, "--json", tmp_path / "score.json")
+    assert result.exit_code == 0, result.stderr
+    assert "scored      30 images of 6 classes, matched by name\n" in result.stdout
+    assert "not scored  bee: no image of these classes can be decoded\n" in result.stdout
+    classes = json.loads((tmp_path / "score.json").read_text())["classes"]
+    assert {"name": "bee", "images": 0, "correct": 0, "bad": 5} in classes
 
 
 def without(photos, target, names):

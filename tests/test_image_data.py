@@ -6,8 +6,10 @@ import logging
 import pickle
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -221,6 +223,12 @@ class TestClasses:
         message = "two has the classes b, a, and training has a, b; names and order"
         refused(BadRequestError, message, tmp_path, tmp_path / "one", validation=tmp_path / "two")
         refused(BadRequestError, message, tmp_path, [tmp_path / "one", tmp_path / "two"])
+        # Also where they are called something else, unless that is what validation declares.
+        given = {"class_names": ["A", "B"]}
+        refused(BadRequestError, message, tmp_path, tmp_path / "one", validation=tmp_path / "two", **given)
+        table([0, 1], names=["A", "B"]).save_to_disk(tmp_path / "three")
+        data = prepared(tmp_path, tmp_path / "one", validation=tmp_path / "three", **given)
+        assert data.id2label == {0: "A", 1: "B"}
 
     def test_numbers_that_are_no_classes(self, tmp_path):
         for name, labels in (("good", [0, 1]), ("more", [0, 5]), ("minus", [0, -1]), ("huge", [3, 2**40])):
@@ -289,6 +297,16 @@ class TestDecoding:
         exif = Image.Exif()
         exif[0x0112] = 6  # turned by 90 degrees
         assert decode(encoded(picture(1, 12, 10), "JPEG", exif=exif), 3).size == (10, 12)
+
+    def test_a_camera_that_speaks_nonsense_costs_no_picture(self):
+        photo = picture(1, 12, 10)
+        for data in (encoded(photo, exif=b"Exif\0\0 nothing of the kind"), encoded(photo, exif=b"MM\0*\0\0\0\x08\xff")):
+            assert np.array_equal(np.asarray(decode(data, 3)), np.asarray(photo))
+
+    def test_16_bits_of_a_pgm_become_8(self):
+        shades = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000
+        data = b"P5 8 8 65535\n" + shades.astype(">u2").tobytes()
+        assert np.array_equal(np.asarray(decode(data, 1)), shades >> 8)
 
     def test_a_palette_with_transparency_is_no_warning(self, recwarn):
         see_through = picture(1, 8, 8).convert("P")
@@ -359,29 +377,42 @@ class TestBadImages:
         table(list(range(6)), images).to_parquet(tmp_path / "a.parquet")
         return tmp_path / "a.parquet"
 
-    def test_they_are_named_counted_once_and_replaced_by_the_next(self, tmp_path, caplog):
+    def test_they_are_named_counted_once_and_replaced_by_another(self, tmp_path, caplog):
         data = prepared(tmp_path, self.bad_table(tmp_path)).train
         with caplog.at_level(logging.WARNING):
             labels = [data[i]["labels"] for i in (2, 0, 1, 2, 3, 4, 5)]
-        assert labels == [3, 0, 3, 3, 3, 4, 0]
+        assert [labels[i] for i in (1, 4, 5)] == [0, 3, 4]
+        assert {labels[i] for i in (0, 2, 6)} <= {0, 3, 4}
+        assert labels[0] == labels[3]
         assert [place.rpartition("a.parquet ")[2] for place in data.bad_images] == ["row 2", "row 3", "row 6"]
         assert len(caplog.messages) == 3
-        assert "a.parquet row 2 cannot be decoded: it is no image of a known format; the next" in " ".join(
+        assert "a.parquet row 2 cannot be decoded: it is no image of a known format; another" in " ".join(
             caplog.messages
         )
 
     def test_worker_processes_count_for_all(self, tmp_path):
-        data = prepared(tmp_path, self.bad_table(tmp_path))
+        data, alone = (prepared(tmp_path, self.bad_table(tmp_path)) for _ in range(2))
         loader = DataLoader(data.train, 2, num_workers=2, collate_fn=data.collate)
-        assert torch.cat([batch["labels"] for batch in loader]).tolist() == [0, 3, 3, 3, 4, 0]
+        found = torch.cat([batch["labels"] for batch in loader]).tolist()
+        assert found == [alone.train[i]["labels"] for i in reversed(range(6))][::-1]  # whoever finds what first
         assert len(data.train.bad_images) == 3
+
+    def test_neighbours_that_are_bad_are_not_all_replaced_by_one(self, tmp_path):
+        """A copy that broke off, of images sorted by class."""
+        folder = class_folder(tmp_path / "c", ("ant", "bee", "cat"), each=20)
+        for file in (folder / "ant").iterdir():
+            file.write_bytes(file.read_bytes()[:60])
+        data = prepared(tmp_path, folder).train
+        seen = Counter(data[i]["pixel_values"].sum().item() for i in range(60))
+        assert len(seen) == 40
+        assert max(seen.values()) <= 5
 
     @pytest.mark.parametrize("workers", [0, 1])
     def test_strict_stops_with_one_line_also_from_a_worker(self, tmp_path, workers):
         folder = class_folder(tmp_path / "c")
         (folder / "cat" / "1.png").write_bytes(encoded(picture(1))[:60])
         data = prepared(tmp_path, folder, strict=True)
-        with pytest.raises(BadFileError, match=r"c/cat/1.png cannot be decoded: .*; mend or remove it") as caught:
+        with pytest.raises(BadFileError, match=r"c/cat/1.png cannot be decoded: .*; set strict to false") as caught:
             list(DataLoader(data.train, 2, num_workers=workers, collate_fn=data.collate))
         assert "\n" not in str(caught.value)
         assert "Error:" not in str(caught.value)
@@ -437,15 +468,23 @@ class TestRefusals:
         refused(BadRequestError, "no images were given for train", tmp_path, [])
         table([]).to_parquet(tmp_path / "none.parquet")
         refused(BadRequestError, r"write .*/\*.parquet", tmp_path, tmp_path)
-        refused(
-            (BadRequestError, BadFileError), "none.parquet", tmp_path, tmp_path / "none.parquet", label_column="label"
-        )
+        refused(BadFileError, "none.parquet has no rows", tmp_path, tmp_path / "none.parquet", label_column="label")
         (tmp_path / "a.txt").write_text("text")
         refused(
             BadRequestError, "a.txt is not a source of labelled images; give a folder", tmp_path, tmp_path / "a.txt"
         )
         (tmp_path / "b.parquet").write_bytes(b"PAR1 and no more")
         refused(BadFileError, "b.parquet is not a whole Parquet file", tmp_path, tmp_path / "b.parquet")
+        table([0, 1]).to_parquet(tmp_path / "c.parquet")
+        refused(BadFileError, "c.parquet cannot be loaded: .*a.txt", tmp_path / "a.txt", tmp_path / "c.parquet")
+        datasets.DatasetDict({"train": table([0, 1]), "test": table([1, 0])}).save_to_disk(tmp_path / "saved")
+        refused(
+            BadRequestError,
+            "saved' has no split 'validation'; it has train, test: choose one of them .*hub_validation_split",
+            tmp_path,
+            tmp_path / "saved",
+            validation=str(tmp_path / "saved"),
+        )
 
     def test_folders_that_are_not_of_classes(self, tmp_path):
         parts = class_folder(tmp_path / "parts", ("train", "val"))

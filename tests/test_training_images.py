@@ -186,9 +186,11 @@ def test_images_that_cannot_be_read_are_counted_at_the_end_of_a_stage(tmp_path):
     assert said in console.file.getvalue()
     with pytest.raises(BadFileError, match=r"(cat/0|dog/3).png cannot be decoded: .*set strict to false"):
         run(recipe, tmp_path / "strict", "data.strict=true")
+    run(recipe, tmp_path / "strict", "data.strict=false")  # what the message advises carries the run on
+    assert (tmp_path / "strict" / "stage-1" / "model" / "config.json").exists()
 
 
-def test_a_trained_classifier_starts_a_run_on_other_classes(ladder_run, tmp_path):
+def test_a_trained_classifier_starts_a_run_on_other_classes(ladder_run, tmp_path, caplog):
     """All but the classifier is kept; on the same classes, that too, and Adam's moments and the average come along."""
     _, out, _ = ladder_run
     start = out / "stage-1" / "checkpoint-10"
@@ -201,7 +203,9 @@ def test_a_trained_classifier_starts_a_run_on_other_classes(ladder_run, tmp_path
     assert_equal(*({n: t for n, t in one.items() if not n.startswith("classifier")} for one in (first, before)))
     assert not (tmp_path / "other/stage-1/checkpoint-0/optimizer.safetensors").exists()
     recipe = write_image_recipe(tmp_path, growth=one)
+    caplog.clear()
     run(recipe, tmp_path / "same", f"model.checkpoint={start}")
+    assert "was trained on pixels" not in caplog.text
     for name in ("model", "optimizer", "ema"):
         theirs = load_file(start / f"{name}.safetensors")
         assert_equal(load_file(tmp_path / "same" / "stage-1" / "checkpoint-0" / f"{name}.safetensors"), theirs)
@@ -209,6 +213,9 @@ def test_a_trained_classifier_starts_a_run_on_other_classes(ladder_run, tmp_path
     larger = TokenFormerForImageClassification.from_pretrained(tmp_path / "size" / "stage-1" / "checkpoint-0")
     assert (larger.config.image_size, larger.config.drop_path_rate) == (16, 0.3)
     assert_equal(larger.state_dict(), TokenFormerForImageClassification.from_pretrained(start).state_dict())
+    run(recipe, tmp_path / "pixels", f"model.checkpoint={start}", "data.mean=[0.1]", "data.std=[0.5]")
+    said = "was trained on pixels of image_mean [0.5], and is given [0.1]; data.normalise, or data.mean and data.std"
+    assert said in caplog.text
     with pytest.raises(BadRequestError, match=r"^model: image_size=9 does not divide into patches of"):
         run(recipe, tmp_path / "odd", f"model.checkpoint={start}", "data.size=9")
     with pytest.raises(BadRequestError, match=r"^model: drop_path_rate=1.5 was given; it must be at least 0"):

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -38,7 +39,6 @@ from tokenformer import (
     grow,
     pattention_layers,
 )
-from tokenformer.models import images as images_module
 
 MILLIONS = {"b16-86m": 86, "b16": 109, "l16-307m": 307, "l16": 407}
 SHAPES = [
@@ -169,25 +169,58 @@ def test_an_image_processor_of_ones_own_is_kept(tmp_path):
     assert AutoImageProcessor.from_pretrained(tmp_path).image_mean == (0.1, 0.2, 0.3)
 
 
-@pytest.mark.parametrize("from_hub", [False, True])
-def test_a_model_that_was_loaded_keeps_its_image_processor(tmp_path, monkeypatch, from_hub):
-    """Trained with other means than a new model has; grown, it is saved with them too."""
-    make_tiny_vision().save_pretrained(tmp_path / "first")
-    path = tmp_path / "first" / "preprocessor_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "image_mean": [0.1, 0.2, 0.3]}))
-    model = TokenFormerForImageClassification.from_pretrained(tmp_path / "first")
-    if from_hub:
-        model.config.name_or_path = "me/mine"
-        monkeypatch.setattr(images_module, "try_to_load_from_cache", lambda name, file: str(path))
-    for name, saved in (("again", model), ("grown", grow(model, 2))):
+def write_means(folder, means=(0.1, 0.2, 0.3)):
+    """As of a model that was trained with other means than a new one is saved with."""
+    path = folder / "preprocessor_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "image_mean": means}))
+    return path
+
+
+@pytest.mark.parametrize("source", ["folder", "hub"])
+@pytest.mark.parametrize("auto", [TokenFormerForImageClassification, AutoModelForImageClassification])
+def test_a_model_that_was_loaded_keeps_its_image_processor(tmp_path, monkeypatch, source, auto):
+    """Grown too, and its blocks without their head; also if the place it was loaded from is gone."""
+    first = tmp_path / "first"
+    if source == "hub":  # as huggingface_hub lays a download down, of a revision, in a cache that is not the usual one
+        first = tmp_path / "models--me--mine" / "snapshots" / ("0" * 40)
+    make_tiny_vision().save_pretrained(first)
+    means = write_means(first).read_bytes()
+    if source == "hub":
+        (tmp_path / "models--me--mine" / "refs").mkdir()
+        (tmp_path / "models--me--mine" / "refs" / "tried").write_text("0" * 40)
+        model = auto.from_pretrained("me/mine", cache_dir=tmp_path, revision="tried", local_files_only=True)
+    else:
+        monkeypatch.chdir(tmp_path)
+        model, _ = auto.from_pretrained("first", output_loading_info=True)
+        monkeypatch.chdir("/")
+    shutil.rmtree(first)
+    for name, saved in (("again", model), ("grown", grow(model, 2)), ("blocks", model.model)):
         saved.save_pretrained(tmp_path / name)
-        assert (tmp_path / name / path.name).read_bytes() == path.read_bytes()
-    # Not downloaded, or a folder that is gone.
-    monkeypatch.undo()
-    for gone in ("me/mine", str(tmp_path / "no" / "such" / "folder")):
-        model.config.name_or_path = gone
-        model.save_pretrained(tmp_path / gone.rpartition("/")[2])
-        assert AutoImageProcessor.from_pretrained(tmp_path / gone.rpartition("/")[2]).image_mean == (0.5, 0.5, 0.5)
+        assert (tmp_path / name / "preprocessor_config.json").read_bytes() == means
+
+
+def test_of_a_folder_that_is_saved_to_again(tmp_path, caplog):
+    """What a model was saved or loaded with gives way; what somebody else wrote stays, with a word if it cannot be
+    right."""
+    path = tmp_path / "preprocessor_config.json"
+    make_tiny_vision().save_pretrained(tmp_path)
+    TokenFormerForImageClassification.from_pretrained(tmp_path, image_size=64).save_pretrained(tmp_path)
+    assert json.loads(path.read_text())["size"] == {"height": 64, "width": 64}
+    make_tiny_vision().save_pretrained(tmp_path)
+    assert json.loads(path.read_text())["size"] == {"height": 32, "width": 32}
+    write_means(tmp_path)
+    loaded = TokenFormerForImageClassification.from_pretrained(tmp_path, image_size=64)
+    make_tiny_vision().save_pretrained(tmp_path)
+    assert json.loads(path.read_text())["image_mean"] == [0.1, 0.2, 0.3]
+    loaded.save_pretrained(tmp_path)
+    assert json.loads(path.read_text())["size"] == {"height": 64, "width": 64}
+    assert not caplog.records
+    make_tiny_vision().save_pretrained(tmp_path)
+    assert "is kept, and is not what this model of 32 pixels takes" in caplog.text
+    other = write_means(tmp_path, (0.4, 0.4, 0.4)).read_bytes()
+    loaded.save_pretrained(tmp_path)
+    assert "is not what this model of 64 pixels was loaded with; delete it" in caplog.text
+    assert path.read_bytes() == other
 
 
 def test_without_classes_it_gives_what_it_pools(images):

@@ -12,6 +12,8 @@ EXAMPLE = "Example: tokenformer eval models/mine --tasks piqa,arc_easy --json sc
 IMAGES = 64  # at a time, unless the request says otherwise
 # Of more classes than this the table has the worst ones; the JSON has all.
 MOST_CLASSES, WORST = 100, 20
+# On which a score of images depends; the JSON has their versions.
+IMAGE_LIBRARIES = ("tokenformer", "torch", "transformers", "datasets", "pillow")
 
 
 @commands.command("eval", epilog=EXAMPLE)
@@ -202,6 +204,7 @@ def _score_images(
     device: str | None,
 ) -> None:
     from dataclasses import asdict
+    from importlib.metadata import version
 
     import datasets
     from transformers import AutoModelForImageClassification
@@ -224,20 +227,33 @@ def _score_images(
         strict=strict,
         say=lambda problem: typer.echo(f"left out: {problem}", err=True),
     )
-    rows = [(one.name, one.images, one.correct, one.correct / one.images) for one in score.classes]
-    note = ""
-    if len(rows) > MOST_CLASSES:
-        note = f"The {WORST} classes of {len(rows):,} with the lowest accuracy; --json has all."
+    rows = [(one.name, one.images, one.correct, one.correct / one.images) for one in score.classes if one.images]
+    note, scored = "", len(rows)
+    if scored > MOST_CLASSES:
+        note = f"The {WORST} classes of {scored:,} with the lowest accuracy; --json has all."
         rows = sorted(rows, key=lambda row: row[3])[:WORST]
     table = [(name, f"{images:,}", f"{correct:,}", f"{accuracy:.4f}") for name, images, correct, accuracy in rows]
     show_table(["class", "images", "correct", "accuracy"], table, note)
     summary = {"top-1": f"{score.top1:.4f}"}
     if score.top5 is not None:
         summary["top-5"] = f"{score.top5:.4f}"
-    summary["scored"] = f"{score.images:,} images of {len(score.classes):,} classes, matched {score.matched}"
+    summary["scored"] = f"{score.images:,} images of {scored:,} classes, matched {score.matched}"
     if score.bad:
         summary["left out"] = f"{len(score.bad):,} images that cannot be decoded"
-    request = {"model": model_name, "source": source.validation}
+    gone = [one.name for one in score.classes if not one.images]
+    if gone:
+        summary["not scored"] = f"{', '.join(gone)}: no image of these classes can be decoded"
+    request = {
+        "model": model_name,
+        "source": source.validation,
+        "split": source.hub_validation_split,
+        "hub_config": source.hub_config,
+        "image_column": source.image_column,
+        "label_column": source.label_column,
+        "batch_size": batch_size,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "versions": {name: version(name) for name in IMAGE_LIBRARIES},
+    }
     _finish(summary, json_file, {**request, **asdict(score)})
 
 

@@ -84,6 +84,8 @@ def rand_augment(pixels: Tensor, augment: AugmentConfig, random: np.random.Gener
     """RandAugment: some operations, one after the other. Pixels [channels, height, width] in [0, 1]."""
     for _ in range(augment.rand_augment):
         name = OPERATIONS[int(random.integers(len(OPERATIONS)))]
+        if augment.rand_probability < 1 and random.random() >= augment.rand_probability:
+            continue
         magnitude = (
             random.normal(augment.magnitude, augment.magnitude_std) if augment.magnitude_std else augment.magnitude
         )

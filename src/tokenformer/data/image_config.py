@@ -30,7 +30,8 @@ class AugmentConfig:
     crop_ratio: the least and the largest width / height of that crop.
     crop_padding: pixels of black put around the resized image before a crop of its size is taken at random.
     flip: probability of a mirror image.
-    rand_augment: operations of RandAugment, chosen anew for each image.
+    rand_augment: operations of RandAugment, chosen anew for each image; rand_probability: how often one that is chosen
+        is carried out.
     magnitude: their strength, 0 to 10; magnitude_std: the standard deviation of a strength drawn around it.
     erasing: probability that a rectangle becomes noise.
     erasing_area: its least and largest share of the area.
@@ -44,6 +45,7 @@ class AugmentConfig:
     crop_padding: int = 0
     flip: float = 0.0
     rand_augment: int = 0
+    rand_probability: float = 1.0
     magnitude: float = 9.0
     magnitude_std: float = 0.0
     erasing: float = 0.0
@@ -76,7 +78,7 @@ class ImageConfig:
     split: shares for training, validation and, if there are three, test.
     split_seed: decides what is held out.
     seed: decides the order, and every augmentation.
-    strict: an image that cannot be read is an error, instead of being replaced by the next one and counted.
+    strict: an image that cannot be read is an error, instead of being replaced by another and counted.
     workers: processes that decode and augment; all cores if None.
     cache: the folder where `datasets` keeps what it reads; its own if None.
     hub_config, hub_split, hub_validation_split: for Hub names: the configuration, and the splits that `images` and
@@ -200,7 +202,7 @@ def _check_split(config: ImageConfig) -> None:
 
 
 def _check_augment(augment: AugmentConfig) -> None:
-    for name in ("flip", "erasing", "mix_probability"):
+    for name in ("flip", "rand_probability", "erasing", "mix_probability"):
         value = getattr(augment, name)
         if not 0 <= value <= 1:
             raise BadRequestError(f"augment.{name}={value} was given; a probability is between 0 and 1")

@@ -1,13 +1,14 @@
 """ImageData: rows of a gallery as a torch dataset, decoded and augmented in whichever process asks for them.
 
 Enters: a gallery, and the rows of one part of it. Leaves: {"pixel_values": [channels, size, size], "labels": class}.
-A picture that cannot be decoded is named, counted once, and replaced by the next one of the part that can be, which is
-the same one whoever finds it.
+A picture that cannot be decoded is named, counted once, and replaced by another of the part, drawn from the seed and
+its place: the same one whoever finds it.
 """
 
 import errno
 import io
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,9 @@ from .image_config import ImageConfig
 from .image_sources import Gallery
 
 logger = logging.getLogger(__name__)
+
+FOR_ANOTHER = 1  # what numbers are drawn for: beside the order of an epoch, which has the same seed
+CANDIDATES = 64
 
 
 class ImageReadError(BadFileError):
@@ -108,18 +112,25 @@ class ImageData(Dataset[dict[str, Any]]):
         """The picture, or the next that can be decoded, and its index."""
         if not -len(self) <= index < len(self):
             raise IndexError(f"image {index} of {len(self)}")
-        for step in range(len(self)):
-            found = (index + step) % len(self)
+        for found in self._candidates(index % len(self)):
             if self._bad[found]:
                 continue
             try:
                 return found, open_picture(self.gallery, int(self.rows[found]), self.config.channels)
             except BadImageError as error:
                 if self.config.strict:
-                    raise BadImageError(f"{error}; mend or remove it, or set strict to false") from error
+                    raise BadImageError(f"{error}; set strict to false to go on without it, or mend it") from error
                 self._bad[found] = True
-                logger.warning("%s; the next image takes its place", error)
+                logger.warning("%s; another image takes its place", error)
         raise BadImageError(f"none of {len(self):,} images can be decoded, as {self.gallery.where(int(self.rows[0]))}")
+
+    def _candidates(self, index: int) -> Iterator[int]:
+        """The image, and those that may take its place, any of the part: where neighbours are bad, as in a copy that
+        broke off, the next good one would have the place of them all. In the end each image is a candidate."""
+        yield index
+        random = np.random.default_rng((self.config.seed % 2**64, index, FOR_ANOTHER))
+        yield from random.integers(len(self), size=CANDIDATES).tolist()
+        yield from range(len(self))
 
 
 def open_picture(gallery: Gallery, row: int, channels: int) -> Any:
@@ -151,12 +162,12 @@ def decode(image: Any, channels: int) -> Any:
     if image is None:
         raise ValueError("there is no image")
     if isinstance(image, np.ndarray):
-        picture = pillow.Image.fromarray(image)
+        picture, sixteen = pillow.Image.fromarray(image), False
     else:
         with pillow.Image.open(io.BytesIO(image) if isinstance(image, bytes) else image) as opened:
             opened.load()
-            picture = pillow.ImageOps.exif_transpose(opened)
-    if picture.mode in ("F", "I"):
+            picture, sixteen = _upright(opened), opened.format == "PPM"  # whose 16 bits Pillow keeps in 32
+    if picture.mode in ("F", "I") and not sixteen:
         raise ValueError("it has 32 bits a pixel, of which nothing says what is white; save it with 8 or 16")
     if picture.mode.startswith("I"):  # 16 bits of grey, which a plain conversion would cut off at 255
         grey = np.asarray(picture).astype(np.int64) >> 8
@@ -165,6 +176,14 @@ def decode(image: Any, channels: int) -> Any:
         picture = picture.convert("RGBA")
     mode = "RGB" if channels == 3 else "L"
     return picture if picture.mode == mode else picture.convert(mode)
+
+
+def _upright(picture: Any) -> Any:
+    """Turned as its camera says; as it is stored if what the camera says makes no sense, which no pixel depends on."""
+    try:
+        return load_pillow().ImageOps.exif_transpose(picture)
+    except Exception:  # Pillow raises errors of many kinds for broken EXIF
+        return picture.copy()
 
 
 def load_pillow() -> Any:

@@ -82,8 +82,8 @@ def _digest(image: Any, where: str) -> int:
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 
-def find_images(config: ImageConfig, part: str = "train", names: list[str] | None = None) -> Gallery:
-    """Everything that the sources of `part` stand for. `names` are the classes it must have: those of training."""
+def find_images(config: ImageConfig, part: str = "train", training: Gallery | None = None) -> Gallery:
+    """Everything that the sources of `part` stand for. With `training`, its classes are those that there must be."""
     given = as_list((config.images if part == "train" else config.validation) or [])
     if not given:
         raise BadRequestError(f"no images were given for {part}; name a folder, Parquet or IDX files, a Hub dataset")
@@ -94,15 +94,23 @@ def find_images(config: ImageConfig, part: str = "train", names: list[str] | Non
     sources = [source for name in given for source in _find(name, config, part)]
     if not any(len(source) for source in sources):
         raise BadRequestError(f"there are no images in {', '.join(given)}")
-    names = names or _class_names(sources, config)
+    _check_declared(sources, training)
+    names = _class_names(sources, config) if training is None else training.names
     return Gallery(sources, names, np.concatenate([_labels(source, names, config, part) for source in sources]))
+
+
+def _check_declared(sources: list[Source], training: Gallery | None) -> None:
+    """All sources that declare names declare the same, whatever else `class_names` calls them."""
+    trained = [] if training is None else training.sources
+    declared = [source for source in (*trained, *sources) if source.declared is not None]
+    for source in declared[1:]:
+        if training is None or source.declared != training.names:
+            _same_names(source, declared[0].declared or [])
 
 
 def _class_names(sources: list[Source], config: ImageConfig) -> list[str]:
     """Declared names as they are declared; found ones sorted; for numbers the numbers."""
     declared = [source for source in sources if source.declared is not None]
-    for source in declared[1:]:
-        _same_names(source, declared[0].declared or [])
     found = {name for source in sources if source.labels.dtype == object for name in source.labels.tolist()}
     if declared:
         names = list(declared[0].declared or [])
@@ -276,10 +284,20 @@ def _parquet(path: Path, config: ImageConfig) -> Source:
 
     try:
         loaded = datasets.load_dataset("parquet", data_files=str(path), split="train", cache_dir=config.cache)
-    except Exception as error:  # the library and those under it raise many kinds, all for a file that is not one
+    except Exception as error:  # the library and those under it raise many kinds
         cause = error.__cause__ or error
-        raise BadFileError(f"{path} is not a whole Parquet file: {one_line(cause)}") from error
+        raise BadFileError(f"{path} {_fault(path)}: {one_line(cause)}") from error
     return Table.of_dataset(str(path), loaded, config)
+
+
+def _fault(path: Path) -> str:
+    """What is wrong with a Parquet file that was not loaded: it may as well be the disk, or the cache beside it."""
+    import pyarrow.parquet as pq
+
+    try:
+        return "cannot be loaded" if pq.ParquetFile(path).metadata.num_rows else "has no rows"
+    except Exception:
+        return "is not a whole Parquet file"
 
 
 def _dataset(name: str, config: ImageConfig, split: str, saved: bool = False) -> Source:

@@ -60,7 +60,7 @@ def prepare_images(config: ImageConfig) -> PreparedImages:
     fingerprints = [gallery.fingerprint]
     parts = {part: ImageData(gallery, rows, config) for part, rows in _parted(gallery, config).items()}
     if config.validation is not None:
-        held_out = find_images(config, "validation", gallery.names)
+        held_out = find_images(config, "validation", gallery)
         fingerprints.append(held_out.fingerprint)
         parts["validation"] = ImageData(held_out, np.arange(len(held_out)), config)
     whole = hashlib.blake2b(" ".join(fingerprints).encode(), digest_size=16)

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from ..errors import BadFileError, BadRequestError, did_you_mean, one_line
@@ -165,13 +166,20 @@ class Dataset(RowSource):
             if not self.saved:
                 return datasets.load_dataset(self.name, self.config, split=self.split, streaming=self.streaming, **more)
             loaded = datasets.load_from_disk(self.name)
-            return loaded[self.split] if isinstance(loaded, datasets.DatasetDict) else loaded
         except Exception as error:  # the library and those under it raise many kinds, most for a wrong name
             asked = ", ".join(filter(None, (self.config and f"config {self.config!r}", f"split {self.split!r}")))
+            where = "cannot be loaded" if Path(self.name).exists() else "is no path here and cannot be loaded"
             raise BadRequestError(
-                f"{self.name!r} is no path here and cannot be loaded as a dataset ({asked}): "
-                f"{type(error).__name__}: {one_line(error)}"
+                f"{self.name!r} {where} as a dataset ({asked}): {type(error).__name__}: {one_line(error)}"
             ) from error
+        if not isinstance(loaded, datasets.DatasetDict):
+            return loaded
+        if self.split not in loaded:
+            raise BadRequestError(
+                f"{self.name!r} has no split {self.split!r}; it has {', '.join(loaded)}: choose one of them "
+                "(hub_split, hub_validation_split, or --split)"
+            )
+        return loaded[self.split]
 
 
 @contextmanager

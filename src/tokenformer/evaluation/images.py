@@ -26,11 +26,12 @@ TOP = 5
 
 @dataclass(frozen=True)
 class ClassScore:
-    """How the pictures of one class were classified."""
+    """How the pictures of one class were classified; `bad` are those that could not be decoded."""
 
     name: str
     images: int
     correct: int
+    bad: int
 
 
 @dataclass(frozen=True)
@@ -84,14 +85,16 @@ def evaluate_images(
     if not seen:
         raise BadFileError(f"none of {len(gallery):,} images can be decoded: {bad[0]}")
     right = torch.cat(ranked)  # [images, 2]
-    labels = torch.from_numpy(gallery.labels)[seen]
-    images = torch.bincount(labels, minlength=len(gallery.names)).tolist()
-    correct = torch.bincount(labels[right[:, 0]], minlength=len(gallery.names)).tolist()
+    labels = torch.from_numpy(gallery.labels)
+    asked, images, correct = (
+        torch.bincount(some, minlength=len(gallery.names)) for some in (labels, labels[seen], labels[seen][right[:, 0]])
+    )
+    counts = zip(gallery.names, images.tolist(), correct.tolist(), (asked - images).tolist(), strict=True)
     return ImageScore(
         top1=right[:, 0].double().mean().item(),
         top5=right[:, 1].double().mean().item() if (model.config.num_labels or 0) > TOP else None,
         images=len(seen),
-        classes=tuple(ClassScore(*counts) for counts in zip(gallery.names, images, correct, strict=True) if counts[1]),
+        classes=tuple(one for one in (ClassScore(*found) for found in counts) if one.images or one.bad),
         matched=matched,
         bad=tuple(bad),
     )

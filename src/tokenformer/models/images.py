@@ -5,48 +5,92 @@ pipeline read, or the processor. Plain JSON, so that saving a model needs no Pil
 """
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
 from transformers import AutoImageProcessor
+from transformers.utils import cached_file
 
 from ..errors import BadFileError, BadRequestError, one_line
 from .vision_config import TokenFormerVisionConfig
 
+logger = logging.getLogger(__name__)
+
 IMAGE_PROCESSOR_FILE = "preprocessor_config.json"
 # transformers takes the one whose library is installed: Pillow is all we ask for.
 IMAGE_PROCESSORS = {"pil": "ViTImageProcessorPil", "torchvision": "ViTImageProcessor"}
+# Of from_pretrained: where and how a name on the Hub is looked for.
+HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 
 
-def write_image_processor(config: TokenFormerVisionConfig, folder: str | os.PathLike) -> None:
-    """Write how images become pixel values, unless the folder says how already.
+def image_processor_beside(name: str | os.PathLike, options: dict[str, Any]) -> str | None:
+    """The text of the file beside the weights of a folder or of a name on the Hub; None if there is none.
 
-    That is as the folder or the Hub says that the model was loaded from, if need be at another size; for a new one, in
-    [-1, 1] and of its size.
+    `options` are those of from_pretrained: what it says of revisions, caches and tokens counts here too.
+    """
+    hub = {key: options[key] for key in HUB_OPTIONS if options.get(key) is not None}
+    found = cached_file(
+        name,
+        IMAGE_PROCESSOR_FILE,
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+        **hub,
+    )
+    return None if found is None else Path(found).read_text()
+
+
+def write_image_processor(config: TokenFormerVisionConfig, loaded_with: str | None, folder: str | os.PathLike) -> None:
+    """Write how images become pixel values: as the model was `loaded_with`, if need be at another size; for a new one,
+    in [-1, 1] and of its size.
+
+    A file of somebody else's in the folder is kept, with a warning where it cannot be right.
     """
     path = Path(folder) / IMAGE_PROCESSOR_FILE
-    if path.exists():
-        return
-    before = _loaded_with(config)
-    if before is not None:
-        path.write_text(_at_size(before.read_text(), config.image_size))
-        return
-    settings = {
+    if loaded_with is None:
+        text = _text(_new_settings(config.image_size, config.num_channels))
+    else:
+        text = _at_size(loaded_with, config.image_size)
+    there = path.read_text() if path.exists() else None
+    if there is None or there == loaded_with or _is_new(there):
+        path.write_text(text)
+    elif there != text and (loaded_with is not None or _at_size(there, config.image_size) != there):
+        logger.warning(
+            "%s is kept, and is not what this model of %d pixels %s; delete it and save again to have the model's",
+            path,
+            config.image_size,
+            "takes" if loaded_with is None else "was loaded with",
+        )
+
+
+def _new_settings(image_size: int, channels: int) -> dict[str, Any]:
+    return {
         "image_processor_type": "ViTImageProcessor",
-        "do_convert_rgb": config.num_channels == 3,
+        "do_convert_rgb": channels == 3,
         "do_resize": True,
-        "size": {"height": config.image_size, "width": config.image_size},
+        "size": {"height": image_size, "width": image_size},
         "resample": 3,  # bicubic
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
-        "image_mean": [0.5] * config.num_channels,
-        "image_std": [0.5] * config.num_channels,
+        "image_mean": [0.5] * channels,
+        "image_std": [0.5] * channels,
     }
-    path.write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def _is_new(text: str) -> bool:
+    """Whether it is what a new model of some size is saved with: nobody chose it."""
+    try:
+        settings = json.loads(text)
+        return settings == _new_settings(settings["size"]["height"], len(settings["image_mean"]))
+    except (json.JSONDecodeError, KeyError, TypeError):
+        return False
+
+
+def _text(settings: dict[str, Any]) -> str:
+    return json.dumps(settings, indent=2) + "\n"
 
 
 def _at_size(text: str, image_size: int) -> str:
@@ -65,23 +109,7 @@ def _at_size(text: str, image_size: int) -> str:
             return {side: scaled(pixels) for side, pixels in size.items()}
         return round(size * image_size / before)
 
-    settings |= {key: scaled(settings[key]) for key in ("size", "crop_size") if settings.get(key)}
-    return json.dumps(settings, indent=2) + "\n"
-
-
-def _loaded_with(config: TokenFormerVisionConfig) -> Path | None:
-    """The file beside the weights that a model was loaded from, if it is still there; nothing is downloaded."""
-    name = config.name_or_path
-    if not name:
-        return None
-    here = Path(name) / IMAGE_PROCESSOR_FILE
-    if here.is_file():
-        return here
-    try:
-        cached = try_to_load_from_cache(name, IMAGE_PROCESSOR_FILE)
-    except HFValidationError:  # a folder that is gone
-        return None
-    return Path(cached) if isinstance(cached, str) else None
+    return _text({**settings, **{key: scaled(settings[key]) for key in ("size", "crop_size") if settings.get(key)}})
 
 
 def read_image_processor(folder: str | os.PathLike) -> Any:

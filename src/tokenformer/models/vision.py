@@ -5,7 +5,7 @@ Enters: images [batch, channels, height, width]. Leaves: hidden states [batch, c
 """
 
 import os
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from ..errors import BadRequestError
 from .base import TokenFormerPreTrainedModel
-from .images import write_image_processor
+from .images import image_processor_beside, write_image_processor
 from .layers import TokenFormerLayer
 from .vision_config import TokenFormerVisionConfig
 
@@ -104,6 +104,18 @@ class TokenFormerVisionPreTrainedModel(TokenFormerPreTrainedModel):
     _no_split_modules = ["TokenFormerVisionEmbedding", "TokenFormerLayer"]
     _input_embed_layer = "patch_embeddings"
     no_decay = ("class_token", "position_embeddings")
+    # Text of the preprocessor_config.json that the weights were loaded with. It is the base model's, so that a model
+    # has the same with and without its head, grown or not.
+    loaded_processor: str | None = None
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """As transformers does; what is beside the weights about pixels is kept for saving."""
+        loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded  # with output_loading_info
+        if pretrained_model_name_or_path is not None:
+            model.base_model.loaded_processor = image_processor_beside(pretrained_model_name_or_path, kwargs)
+        return loaded
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -116,7 +128,8 @@ class TokenFormerVisionPreTrainedModel(TokenFormerPreTrainedModel):
 
     def _write_beside(self, folder: str | os.PathLike) -> None:
         super()._write_beside(folder)
-        write_image_processor(self.config, folder)
+        base = cast(TokenFormerVisionPreTrainedModel, self.base_model)
+        write_image_processor(self.config, base.loaded_processor, folder)
 
 
 class TokenFormerVisionModel(TokenFormerVisionPreTrainedModel):

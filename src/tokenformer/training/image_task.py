@@ -1,6 +1,7 @@
 """Training on images: a classifier on pixels. task.py says what each method is for."""
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,15 @@ from ..data import ImageCollator, ImageConfig, PreparedImages, prepare_images
 from ..data.config import as_list
 from ..data.image_config import check_image_config
 from ..data.mix import check_even_batch
+from ..data.prepare_images import image_processor
 from ..errors import BadRequestError
 from ..models import TokenFormerForImageClassification, TokenFormerVisionConfig
 from ..models.images import IMAGE_PROCESSOR_FILE
 from ..models.loading import read_tokenformer
 from .order import OrderedImages
 from .task import Task
+
+logger = logging.getLogger(__name__)
 
 
 class ImageTask(Task):
@@ -103,6 +107,7 @@ class ImageTask(Task):
         if checkpoint is None:
             return model, False
         trained = read_tokenformer(checkpoint, dtype=torch.float32)
+        self._compare_pixels(checkpoint, trained.base_model.loaded_processor)
         known = trained.config.id2label
         unnamed = known == {i: f"LABEL_{i}" for i in range(config.num_labels or 0)}
         if known == config.id2label or unnamed:
@@ -110,6 +115,18 @@ class ImageTask(Task):
             return model, True
         model.model.load_state_dict(trained.model.state_dict())
         return model, False
+
+    def _compare_pixels(self, checkpoint: str, processor: str | None) -> None:
+        """Say so if a checkpoint knows pixels of another mean or deviation than it will be given."""
+        known, given = json.loads(processor or "{}"), image_processor(self.section)
+        other = [key for key in ("image_mean", "image_std") if known.get(key, given[key]) != given[key]]
+        if other:
+            logger.warning(
+                "%s was trained on pixels of %s, and is given %s; data.normalise, or data.mean and data.std, decide it",
+                checkpoint,
+                ", ".join(f"{key} {known[key]}" for key in other),
+                ", ".join(str(given[key]) for key in other),
+            )
 
     def for_use(self, config: TokenFormerVisionConfig) -> None:
         pass

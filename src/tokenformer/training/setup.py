@@ -22,6 +22,7 @@ FREE_FIELDS = ("drop_path_rate", "attention_dropout")
 MAY_CHANGE = {
     "data.workers",
     "data.cache",
+    "data.strict",  # a strict run has passed over no image yet
     "training.parallel",
     "training.per_device_train_batch_size",
     "training.per_device_eval_batch_size",
