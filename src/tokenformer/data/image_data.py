@@ -109,7 +109,7 @@ class ImageData(Dataset[dict[str, Any]]):
         return picture.crop((left, top, left + size, top + size))
 
     def _picture(self, index: int) -> tuple[int, Any]:
-        """The picture, or the next that can be decoded, and its index."""
+        """The picture, or another where it cannot be decoded, and its index."""
         if not -len(self) <= index < len(self):
             raise IndexError(f"image {index} of {len(self)}")
         for found in self._candidates(index % len(self)):

@@ -118,7 +118,10 @@ class ImageTask(Task):
 
     def _compare_pixels(self, checkpoint: str, processor: str | None) -> None:
         """Say so if a checkpoint knows pixels of another mean or deviation than it will be given."""
-        known, given = json.loads(processor or "{}"), image_processor(self.section)
+        try:
+            known, given = json.loads(processor or "{}"), image_processor(self.section)
+        except json.JSONDecodeError:  # this run writes its own
+            return
         other = [key for key in ("image_mean", "image_std") if known.get(key, given[key]) != given[key]]
         if other:
             logger.warning(
