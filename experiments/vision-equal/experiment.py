@@ -3,7 +3,8 @@
     make experiment NAME=vision-equal
 
 Both try the same rates for an epoch, then the best and lower ones to the end; the best of these has three seeds. The
-ViT is tried with an initialisation as wide as ours too, and gets the one that is better at the end.
+ViT is tried with transformers' initialisation, with one as wide as ours, and with one between them, which was best for
+peers in the language experiments, and gets the one that is best at the end.
 """
 
 from dataclasses import replace
@@ -17,19 +18,19 @@ from lab.tables import IMAGE_HEADER, image_cells, markdown, number
 from lab.vision import WIDTH, scratch, seeded, sweep, to_the_end, token_vit, vit
 
 HERE = Path(__file__).parent
-NARROW, WIDE = vit(), replace(vit(), init=WIDTH**-0.5)
+STARTS = {f"ViT, N(0, {init:.2g})": replace(vit(), init=init) for init in (0.02, 0.05, WIDTH**-0.5)}
 
 
 def starts() -> list[Run]:
-    """The ViT with either initialisation, to the end at the best rate of an epoch; empty as long as it is not known."""
-    chosen = [best(sweep(model)) for model in (NARROW, WIDE)]
+    """The ViT with each initialisation, to the end at the best rate of an epoch; empty as long as it is not known."""
+    chosen = [best(sweep(model)) for model in STARTS.values()]
     return [] if None in chosen else [scratch(run.model, run.lr) for run in chosen if run is not None]
 
 
 def peer() -> ViT | None:
-    """The ViT with the better initialisation, once both are tried."""
+    """The ViT with the best initialisation, once all are tried."""
     chosen = best(starts())
-    return None if chosen is None else NARROW if chosen.model == NARROW else WIDE
+    return None if chosen is None else next(model for model in STARTS.values() if model == chosen.model)
 
 
 def kinds() -> dict[str, list[Run]]:
@@ -40,14 +41,14 @@ def kinds() -> dict[str, list[Run]]:
 
 def plan() -> list[Run]:
     """The rates, then the best of them with all seeds."""
-    rates = [run for model in (token_vit(), NARROW, WIDE) for run in sweep(model)]
+    rates = [run for model in (token_vit(), *STARTS.values()) for run in sweep(model)]
     ends = [run for model in (token_vit(), peer()) if model is not None for run in to_the_end(model)]
     return rates + starts() + ends + [run for runs in kinds().values() for run in runs]
 
 
 def ends_of(model: TokenViT | ViT) -> list[Run]:
     """The runs to the end by which rates and initialisations are chosen."""
-    tried = [] if model in (NARROW, WIDE) and model != peer() else to_the_end(model)
+    tried = [] if model in STARTS.values() and model != peer() else to_the_end(model)
     return sorted({*tried, *(run for run in starts() if run.model == model)}, key=lambda run: run.lr)
 
 
@@ -59,7 +60,7 @@ def report() -> None:
         if done:
             size = {"parameters": parameters(done[0]), "flops": flops(done[0]), "init": done[0].model.init}
             findings["kinds"][name] = {**size, **image_scores(done)}
-    for name, model in (("TokenFormer", token_vit()), ("ViT", NARROW), ("ViT, N(0, 0.1)", WIDE)):
+    for name, model in {"TokenFormer": token_vit(), **STARTS}.items():
         findings["rates"][name] = {
             steps: {f"{run.lr:g}": accuracies([run])["mean"] for run in finished(runs)}
             for steps, runs in (("an epoch", sweep(model)), ("all epochs", ends_of(model)))
