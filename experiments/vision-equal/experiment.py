@@ -30,7 +30,7 @@ def starts() -> list[Run]:
 def peer() -> ViT | None:
     """The ViT with the best initialisation, once all are tried."""
     chosen = best(starts())
-    return None if chosen is None else next(model for model in STARTS.values() if model == chosen.model)
+    return chosen.model if chosen is not None and isinstance(chosen.model, ViT) else None
 
 
 def kinds() -> dict[str, list[Run]]:

@@ -22,7 +22,7 @@ IMAGE_PROCESSOR_FILE = "preprocessor_config.json"
 # transformers takes the one whose library is installed: Pillow is all we ask for.
 IMAGE_PROCESSORS = {"pil": "ViTImageProcessorPil", "torchvision": "ViTImageProcessor"}
 # Of from_pretrained: where and how a name on the Hub is looked for.
-HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+LOOKUP_OPTIONS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 
 
 def image_processor_beside(name: str | os.PathLike, options: dict[str, Any]) -> str | None:
@@ -30,7 +30,7 @@ def image_processor_beside(name: str | os.PathLike, options: dict[str, Any]) -> 
 
     `options` are those of from_pretrained: what it says of revisions, caches and tokens counts here too.
     """
-    hub = {key: options[key] for key in HUB_OPTIONS if options.get(key) is not None}
+    hub = {key: options[key] for key in LOOKUP_OPTIONS if options.get(key) is not None}
     found = cached_file(
         name,
         IMAGE_PROCESSOR_FILE,
