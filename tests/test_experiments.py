@@ -404,12 +404,14 @@ def test_rates_are_tried_until_the_best_has_one_on_either_side(monkeypatch, best
     assert len(sizes.at_rates(lambda rate: Run(sizes.neox(72), rate, 10), (1e-3, 2e-3, 4e-3))) == 3
 
 
-def test_growth_on_images_has_a_peer_of_as_many_flops_that_shares_its_past():
+def test_growth_on_images_has_peers_of_as_many_flops_that_share_their_past():
     growth = importlib.import_module("vision-growth.experiment")
-    grown, whole = growth.grown("rotate", 1e-3, 0), growth.scratch(growth.LARGE, 1e-3)
+    small, grown = growth.scratch(growth.SMALL, 1e-3), growth.grown("rotate", 1e-3, 0)
     shorter = growth.scratch(growth.LARGE, 1e-3, steps=growth.SHORTER)
-    assert flops(shorter) == pytest.approx(flops(grown), rel=1e-3)
-    for run, longer in ((shorter, whole), (growth.scratch(growth.SMALL, 1e-3), grown)):
+    longer_small = growth.scratch(growth.SMALL, 1e-3, steps=growth.LONGER)
+    for peer in (shorter, longer_small):
+        assert flops(peer) == pytest.approx(flops(grown), rel=1e-3)
+    for run, longer in ((shorter, growth.scratch(growth.LARGE, 1e-3)), (small, grown), (small, longer_small)):
         trunk = [segment.name for segment in run.segments() if segment.end <= run.decay_start]
         assert trunk == [segment.name for segment in longer.segments()][: len(trunk)]
 

@@ -15,7 +15,7 @@ from .spec import Run, TokenViT, ViT
 TOKENS, WIDTH, HEADS = 72, 96, 3
 EPOCH = 703  # steps for the 45,000 images that are not held out
 STEPS = 4 * EPOCH
-SHORTER = 2370  # steps from scratch with as many FLOPs as vision-growth's way to the same size; a branch of longer runs
+SHORTER, LONGER = 2370, 4283  # steps of the large and the small size with the FLOPs of vision-growth's way to the large
 RATES = (1e-3, 2e-3, 4e-3)
 BATCH = 64
 
@@ -33,7 +33,8 @@ def vit() -> ViT:
 def scratch(model: TokenViT | ViT, lr: float, seed: int = 0, steps: int = STEPS) -> Run:
     """Training from random weights; a longer run begins as the shorter ones do."""
     run = Run(model, lr, steps, seed, text="cifar10", batch=BATCH)
-    return replace(run, marks=tuple(replace(run, steps=less).decay_start for less in (EPOCH, SHORTER) if less < steps))
+    branches = (less for less in (EPOCH, SHORTER, STEPS) if less < steps)
+    return replace(run, marks=tuple(replace(run, steps=less).decay_start for less in branches))
 
 
 def sweep(model: TokenViT | ViT) -> list[Run]:

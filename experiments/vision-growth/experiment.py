@@ -3,8 +3,8 @@
     make experiment NAME=vision-growth
 
 The small model trains at a constant rate, its best; a branch decays and is the small model. The trunk grows and trains
-on, and decays: that is the large one. Compute is that of trunk and branches. Beside it stands the large size from
-scratch with as many FLOPs as lead to the grown one, at its own best rate.
+on, and decays: that is the large one. Compute is that of trunk and branches. Beside it stand both sizes from scratch
+with as many FLOPs as lead to the grown one, each at its own best rate.
 """
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ from lab.figures import colour, draw, legend
 from lab.results import accuracy, compute, curve, finished, flops, image_scores, write_results
 from lab.spec import Growth, Run
 from lab.tables import IMAGE_HEADER, image_cells, markdown
-from lab.vision import SEEDS, SHORTER, STEPS, TOKENS, rate_of, scratch, seeded, sweep, to_the_end, token_vit
+from lab.vision import LONGER, SEEDS, SHORTER, STEPS, TOKENS, rate_of, scratch, seeded, sweep, to_the_end, token_vit
 
 HERE = Path(__file__).parent
 SMALL, LARGE = token_vit(TOKENS // 2), token_vit()
@@ -37,9 +37,11 @@ def ladders() -> dict[str, list[Run]]:
 
 
 def from_scratch() -> dict[str, list[Run]]:
-    """Both sizes, and the large one at the compute of growth."""
-    shorter = [scratch(LARGE, run.lr, run.seed, SHORTER) for run in seeded(LARGE)]
-    return {f"{SMALL.tokens}": seeded(SMALL), f"{LARGE.tokens}": seeded(LARGE), f"{LARGE.tokens}, shorter": shorter}
+    """Both sizes, and both at the compute of growth."""
+    found = {str(model.tokens): seeded(model) for model in (SMALL, LARGE)}
+    for model, steps in ((LARGE, SHORTER), (SMALL, LONGER)):
+        found[f"{model.tokens}, {steps} steps"] = [scratch(model, run.lr, run.seed, steps) for run in seeded(model)]
+    return found
 
 
 def plan() -> list[Run]:
@@ -84,7 +86,10 @@ def _curves(axes: Any) -> None:
 
 def tables(findings: dict[str, Any]) -> dict[str, str]:
     """Accuracy and compute, from scratch and grown."""
-    named = {f"{tokens} tokens from scratch": found for tokens, found in findings.get("scratch", {}).items()}
+    named = {}
+    for name, found in findings.get("scratch", {}).items():
+        tokens, *steps = name.split(", ")
+        named[", ".join([f"{tokens} tokens from scratch", *steps])] = found
     for method, found in findings.get("ladders", {}).items():
         named[f"{SMALL.tokens} -> {LARGE.tokens} tokens by {method}"] = found
     rows = [
