@@ -13,7 +13,7 @@ from typing import Any
 
 from lab.figures import colour, draw, legend
 from lab.results import accuracy, compute, curve, finished, flops, image_scores, write_results
-from lab.spec import Growth, Run
+from lab.spec import Growth, Run, TokenViT
 from lab.tables import IMAGE_HEADER, image_cells, markdown
 from lab.vision import LONGER, SEEDS, SHORTER, STEPS, TOKENS, rate_of, scratch, seeded, sweep, to_the_end, token_vit
 
@@ -38,10 +38,14 @@ def ladders() -> dict[str, list[Run]]:
 
 def from_scratch() -> dict[str, list[Run]]:
     """Both sizes, and both at the compute of growth."""
-    found = {str(model.tokens): seeded(model) for model in (SMALL, LARGE)}
+    found = {_name(model): seeded(model) for model in (SMALL, LARGE)}
     for model, steps in ((LARGE, SHORTER), (SMALL, LONGER)):
-        found[f"{model.tokens}, {steps} steps"] = [scratch(model, run.lr, run.seed, steps) for run in seeded(model)]
+        found[f"{_name(model)}, {steps} steps"] = [scratch(model, run.lr, run.seed, steps) for run in seeded(model)]
     return found
+
+
+def _name(model: TokenViT) -> str:
+    return f"{model.tokens} tokens"
 
 
 def plan() -> list[Run]:
@@ -58,7 +62,7 @@ def report() -> None:
         if done:
             seen = {"flops": flops(done[0]), "images": done[0].steps * done[0].batch}
             findings["scratch"][name] = {**seen, **image_scores(done)}
-    sizes = [findings["scratch"].get(str(model.tokens), {}).get("flops") for model in (SMALL, LARGE)]
+    sizes = [findings["scratch"].get(_name(model), {}).get("flops") for model in (SMALL, LARGE)]
     for method, runs in ladders().items():
         done = finished(runs)
         if done and None not in sizes:
@@ -86,10 +90,7 @@ def _curves(axes: Any) -> None:
 
 def tables(findings: dict[str, Any]) -> dict[str, str]:
     """Accuracy and compute, from scratch and grown."""
-    named = {}
-    for name, found in findings.get("scratch", {}).items():
-        tokens, *steps = name.split(", ")
-        named[", ".join([f"{tokens} tokens from scratch", *steps])] = found
+    named = {f"{name}, from scratch": found for name, found in findings.get("scratch", {}).items()}
     for method, found in findings.get("ladders", {}).items():
         named[f"{SMALL.tokens} -> {LARGE.tokens} tokens by {method}"] = found
     rows = [
