@@ -8,10 +8,10 @@ BIN := .venv/bin
 HF_VERSION = $(shell $(BIN)/python -c "import importlib.metadata as m; print(m.version('transformers'))")
 HF_SUITE = .cache/hf/transformers-$(HF_VERSION)
 
-.PHONY: demo test test-slow test-hf bench experiment lint types format help clean
+.PHONY: demo test test-slow test-cpu test-versions test-hf test-integrations docs test-docs bench experiment lint types format help clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-17s %s\n", $$1, $$2}'
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -21,13 +21,19 @@ help: ## list the targets
 demo: .venv/installed ## train a small model, grow it twice, train on; a table, a sample of text, a report
 	$(BIN)/tokenformer train recipes/demo.yaml
 	$(BIN)/tokenformer report runs/demo
-	$(BIN)/tokenformer generate runs/demo/stage-3/model "import " --max-new-tokens 200 --seed 0
+	$(BIN)/tokenformer generate runs/demo/stage-3/model "def test_" --temperature 0.6 --max-new-tokens 200 --seed 0
 
 test: .venv/installed ## the tests
 	$(BIN)/python -m pytest -n auto
 
 test-slow: .venv/installed ## the tests that do more of the same: kills, streams, processes (about 10 minutes on 2 cores)
 	$(BIN)/python -m pytest -n auto -m slow
+
+test-cpu: .venv/installed ## the numeric tests as other makes of CPU would compute them (about 15 minutes on 2 cores)
+	$(BIN)/python tests/every_cpu.py
+
+test-versions: ## the tests with the oldest and the newest packages, and the wheel alone (about 40 minutes on 2 cores)
+	$(PYTHON) tests/every_version.py
 
 test-hf: .venv/installed ## transformers' own model tests over ours (about 4 minutes on 2 cores)
 	@test -d $(HF_SUITE) || { \
@@ -39,6 +45,26 @@ test-hf: .venv/installed ## transformers' own model tests over ours (about 4 min
 		mv .cache/hf/new/transformers-$(HF_VERSION) $(HF_SUITE) && \
 		rm -rf .cache/hf/new; }
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests_hf -q -n 2 --no-fold-skipped
+
+# An environment of its own, so that what these packages bring does not change what `make test` sees.
+.cache/integrations/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .cache/integrations
+	.cache/integrations/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,integrations]"
+	@touch $@
+
+test-integrations: .cache/integrations/installed ## trl, torchao, bitsandbytes, quanto and docs/integrations.md
+	.cache/integrations/bin/python -m pytest tests/integrations
+
+.venv/installed-docs: .venv/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	@touch $@
+
+docs: .venv/installed-docs ## the documentation site, in build/docs/site
+	$(BIN)/python docs/build.py
+
+test-docs: .venv/installed-docs ## every page of the site in a real browser, and the notebook (about two minutes on 2 cores)
+	@command -v chromium >/dev/null || { echo "chromium is missing: apt-get install chromium"; exit 1; }
+	$(BIN)/python -m pytest -m docs tests/test_docs_site.py tests/test_notebook.py
 
 bench: .venv/installed ## speed and memory against their targets (under 30 minutes on 2 cores)
 	$(BIN)/python benchmarks/run_all.py

@@ -18,10 +18,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from tokenformer import TokenFormerConfig, TokenFormerForCausalLM
-from tokenformer.data import DataConfig, PreparedData, load_tokenizer, prepare, train_tokenizer
-from tokenformer.data.documents import Corpus
-from tokenformer.data.encode import TokenizerEncoder
-from tokenformer.data.readers import TextFile
+from tokenformer.data.text import TextData, TextSettings, load_tokenizer, train_tokenizer
+from tokenformer.data.text.documents import Corpus
+from tokenformer.data.text.encode import TokenizerEncoder
+from tokenformer.data.text.sources import TextFile
 
 SAMPLE_BYTES = 8_000_000
 BLOCK_LENGTH, BATCH = 256, 16
@@ -34,7 +34,7 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def step_seconds(data: PreparedData, steps: int = 5) -> tuple[float, float]:
+def step_seconds(data: TextData, steps: int = 5) -> tuple[float, float]:
     """Median seconds to read a batch, and to train on one with the demo's model, the fastest there is."""
     shape = {"hidden_size": 128, "num_hidden_layers": 4, "qkv_tokens": 128, "out_tokens": 128, "ffn_tokens": 512}
     model = TokenFormerForCausalLM(TokenFormerConfig.preset("tiny", vocab_size=data.vocab_size, **shape))
@@ -58,12 +58,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         cold, found = [], []
         for i in range(options.repeats):
-            config = DataConfig(train=str(options.file), block_length=BLOCK_LENGTH, cache=f"{folder}/{i}")
-            cold.append(timed(lambda config=config: prepare(config)))
-            found.append(timed(lambda config=config: prepare(config)))
+            config = TextSettings(train=str(options.file), block_length=BLOCK_LENGTH, cache=f"{folder}/{i}")
+            cold.append(timed(lambda config=config: TextData(config).prepare()))
+            found.append(timed(lambda config=config: TextData(config).prepare()))
         for name, seconds in (("prepared", statistics.median(cold)), ("found in the cache", statistics.median(found))):
             print(f"bytes, {name}: {seconds:.2f} s, {megabytes / seconds:.0f} MB/s")
-        reading, training = step_seconds(prepare(config))
+        reading, training = step_seconds(TextData(config).prepare())
         print(
             f"a batch of {BATCH} x {BLOCK_LENGTH}: read in {reading * 1e3:.2f} ms, "
             f"{reading / training:.2%} of {training * 1e3:.0f} ms for forward and backward"
@@ -75,7 +75,7 @@ def main() -> None:
         tokenizer = (
             load_tokenizer(options.tokenizer)
             if options.tokenizer
-            else train_tokenizer(DataConfig(train=str(sample)), 16_384)
+            else train_tokenizer(TextSettings(train=str(sample)), 16_384)
         )
         pieces = list(Corpus([TextFile(str(sample))], "text").pieces())
         encoder = TokenizerEncoder(tokenizer, strict=False)

@@ -26,8 +26,7 @@ import torch  # noqa: E402
 from suite import FORM, RESULTS, circumstances  # noqa: E402
 from timing import Ratio  # noqa: E402
 
-from tokenformer import pattention  # noqa: E402
-from tokenformer.pattention import default_tau  # noqa: E402
+from tokenformer.pattention import default_tau, pattention  # noqa: E402
 
 FORMS = ("reference", "fused", "triton")
 KINDS = ("l2_gelu", "gelu_l2", "softmax")  # those that triton has

@@ -17,9 +17,8 @@ from collections.abc import Callable
 import torch
 from torch.utils.data import DataLoader
 
-from tokenformer.data import ImageConfig, prepare_images
-from tokenformer.data.augment import OPERATIONS, operate
-from tokenformer.training.order import OrderedImages
+from tokenformer.data.images import AugmentedInOrder, ImageData, ImageSettings
+from tokenformer.data.images.augment import OPERATIONS, operate
 
 CROPS = {"crop_padding": 4, "flip": 0.5}
 RESIZED = {"crop_scale": [0.08, 1.0], "flip": 0.5}
@@ -48,11 +47,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as cache:
 
         def rate(name: str, augment: dict | None, workers: int | None = None) -> None:
-            config = ImageConfig(
+            config = ImageSettings(
                 images=options.source, size=options.size, validation_fraction=0.0, cache=cache, augment=augment or {}
             )
-            data = prepare_images(config)
-            order = OrderedImages(data.train, count, seed=0)
+            data = ImageData(config).prepare()
+            order = AugmentedInOrder(data.train, count, seed=0)
 
             def work() -> None:
                 if workers is not None:

@@ -2,7 +2,7 @@
 
 from typer.testing import CliRunner
 
-from tokenformer.cli import app
+from tokenformer_cli import app
 
 
 def run(*arguments, stdin=None):

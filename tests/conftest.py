@@ -1,12 +1,15 @@
 """What every test shares: no network, few threads, reproducible property tests, and small models."""
 
 import os
+from functools import partial
 
 # One thread a process, before torch starts any: the tests run one process a core, and threads that wait for a
 # core that another process has make small models many times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+# xdist tells its processes how wide the terminal is, and tables would be cut to fit it.
+os.environ.pop("COLUMNS", None)
 
 import pytest
 import torch
@@ -22,6 +25,12 @@ from tokenformer import (
 )
 
 logging.disable_progress_bar()
+# `make test-cpu` lets this CPU compute as another would: every_cpu.py.
+AS_ANOTHER_CPU = os.environ.get("TOKENFORMER_TEST_CPU")
+if AS_ANOTHER_CPU == "flush_denormals":
+    assert torch.set_flush_denormal(True)
+elif AS_ANOTHER_CPU == "no_onednn":
+    torch.backends.mkldnn.set_flags(_enabled=False)
 # The machine decides how long an example takes, so no deadline; derandomised, so that a failure comes back.
 settings.register_profile("house", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("house")
@@ -33,6 +42,10 @@ ODD_SHAPES = {
     "d_out": st.integers(1, 17),
     "n": st.integers(1, 40),
 }
+
+
+# Numbers between two bounds. hypothesis refuses to draw subnormal ones where a CPU flushes them to zero.
+whole_floats = partial(st.floats, allow_subnormal=False)
 
 
 @pytest.fixture(autouse=True)

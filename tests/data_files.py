@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from tokenformer.data import DataConfig, PreparedData, prepare
+from tokenformer.data.text import TextData, TextSettings
 
 LINES = [f"line {i}: the quick brown fox, naïve façade, x = {i * i}\n" for i in range(60)]
 EOS = 256
 
 
-def prepared(folder: Path, train, said: io.StringIO | None = None, **settings) -> PreparedData:
+def prepared(folder: Path, train, said: io.StringIO | None = None, **settings) -> TextData:
     """Prepare with a cache of the test's own and a block length that suits small files."""
     train = [str(name) for name in train] if isinstance(train, list) else str(train)
     settings = {"block_length": 16, "validation_fraction": 0.0, "cache": str(folder / "cache"), **settings}
-    return prepare(DataConfig(train=train, **settings), console=Console(file=said or io.StringIO()))
+    return TextData(TextSettings(train=train, **settings)).prepare(Console(file=said or io.StringIO()))
 
 
 def write_documents(folder: Path, documents: list[bytes]) -> list[Path]:

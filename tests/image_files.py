@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tokenformer.data import ImageConfig, PreparedImages, prepare_images
+from tokenformer.data.images import ImageData, ImageSettings
 
 
 def picture(number: int, width: int = 12, height: int = 10, mode: str = "RGB") -> Image.Image:
@@ -57,10 +57,10 @@ def idx_folder(folder: Path, rows: int = 6, ending: str = ".gz") -> Path:
     return folder
 
 
-def prepared(folder: Path, images, **settings) -> PreparedImages:
+def prepared(folder: Path, images, **settings) -> ImageData:
     """Prepare with a cache of the test's own, at a small size, holding nothing out unless asked."""
     images = [str(name) for name in images] if isinstance(images, list) else str(images)
     if settings.get("validation") is not None:
         settings["validation"] = str(settings["validation"])
     settings = {"size": 8, "validation_fraction": 0.0, "cache": str(folder / "cache"), **settings}
-    return prepare_images(ImageConfig(images=images, **settings))
+    return ImageData(ImageSettings(images=images, **settings)).prepare()

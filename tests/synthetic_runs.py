@@ -35,6 +35,12 @@ def write_run(
                 for measure, share in (("validation_accuracy", 0.1), *AVERAGED)
                 if "validation_loss" in name
             }
+        else:
+            entries[-1] |= {
+                name.replace("loss", "bits_per_byte"): 0.35 * value
+                for name, value in values.items()
+                if "validation_loss" in name
+            }
 
     def settled():
         own = 400 * size**-0.34

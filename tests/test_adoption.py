@@ -15,15 +15,15 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.activations import ACT2FN
 
-from conftest import relative_error
+from conftest import relative_error, whole_floats
 from hosts import HOSTS, POST_NORM, RMS_NORM, SIZES, embedded, make_host
 from tokenformer import BadRequestError, adopt, cost, grow, grow_optimizer, pattention_layers
 from tokenformer.adoption import FAMILIES, families
-from tokenformer.adoption.fold import Rows, ffn_tokens, linear_tokens
+from tokenformer.adoption.fold import NormOutput, ffn_tokens, linear_tokens
 from tokenformer.adoption.plan import activation_kind
 from tokenformer.errors import BadResultError
 from tokenformer.models.adopted import EqualLength
-from tokenformer.models.sample import sample_inputs, sample_output
+from tokenformer.models.sample import relative_difference, sample_inputs, sample_output
 from tokenformer.pattention.functional import ACTIVATIONS, reference
 
 ROOT = Path(__file__).parent.parent
@@ -39,7 +39,7 @@ def tolerance_in_float64(name):
 
 
 def record(model):
-    return model.config.quantization_config
+    return model.config.adopted
 
 
 @pytest.mark.parametrize(("size", "ballast"), [(SIZES[0], "spread"), (SIZES[1], "spread"), (SIZES[1], "single")])
@@ -56,7 +56,7 @@ def test_outputs_and_gradients_are_the_hosts(name, size, ballast):
 
     expected, parameters = run(), model.num_parameters()
     assert adopt(model, ballast=ballast, tolerance=tolerance) is model
-    assert type(model) is HOSTS[name][0]
+    assert isinstance(model, HOSTS[name][0])
     assert model.num_parameters() > parameters
     assert [name for name, _ in pattention_layers(model.base_model)] == list(record(model).layers)
     for given_, true in zip(run(), expected, strict=True):
@@ -138,13 +138,14 @@ def test_weights_of_zero(ballast):
     assert {record(model).layers[f"h.{i}.mlp.c_fc"]["error"] for i in (0, 1)} == {0}
 
 
-def test_one_token_of_ballast_leaves_an_ffn_as_it_was_to_the_bit():
-    """Its bias is so large that the norm does not move, and its own weight is zero."""
+def test_one_token_of_ballast_leaves_an_ffn_as_it_was():
+    """Its bias is so large that the norm does not move, and its own weight is zero. What remains is rounding: a product
+    with one more column may be added up in another order."""
     model = make_host("gpt_neox")
     ids = sample_inputs(model)
     before = sample_output(model, ids)
     adopt(model, "ffn", ballast="single")
-    assert torch.equal(sample_output(model, ids), before)
+    assert relative_difference(sample_output(model, ids), before) < 1e-6
     assert model.gpt_neox.layers[0].post_attention_layernorm.weight.ndim == 1  # the norm stays
 
 
@@ -262,7 +263,7 @@ def test_ballast_learns_from_the_first_step_and_moments_follow_growth():
     kept=st.booleans(),
     with_bias=st.booleans(),
     kind=st.sampled_from(list(ACTIVATIONS)),
-    log_scale=st.floats(-3, 3),
+    log_scale=whole_floats(-3, 3),
     seed=st.integers(0, 2**16),
 )
 def test_the_algebra(d, ffn, out, centred, kept, with_bias, kind, log_scale, seed):
@@ -274,7 +275,7 @@ def test_the_algebra(d, ffn, out, centred, kept, with_bias, kind, log_scale, see
 
     gain = draw(d).sign() * (0.2 + 3 * torch.rand(d, dtype=torch.float64))
     shift = draw(d) * (with_bias and centred)
-    rows = Rows(gain, shift, centred, kept)
+    rows = NormOutput(gain, shift, centred, kept)
     first, second = (draw(ffn, d), draw(ffn) * with_bias), (draw(out, ffn), draw(out))
     linear = draw(out, d), draw(out) * with_bias
     x, eps = 10**log_scale * draw(7, d), 0.0 if kept else 1e-5
@@ -304,7 +305,7 @@ def apply(tokens, rows, kind):
 def test_a_flat_matrix_needs_no_ballast_and_a_nearly_flat_one_little():
     d, ffn = 16, 40
     weight = torch.linalg.qr(torch.randn(ffn, d, dtype=torch.float64)).Q  # WᵀW = I
-    rows = Rows(torch.ones(d, dtype=torch.float64), torch.zeros(d, dtype=torch.float64), centred=False, kept=True)
+    rows = NormOutput(torch.ones(d, dtype=torch.float64), torch.zeros(d, dtype=torch.float64), centred=False, kept=True)
     nothing, second = weight.new_zeros(ffn), (torch.randn(5, ffn, dtype=torch.float64), weight.new_zeros(5))
     x = F.rms_norm(torch.randn(50, d, dtype=torch.float64), (d,))
     assert ffn_tokens(rows, (weight, nothing), second, slack=1e-13).ballast == 0
@@ -346,7 +347,7 @@ def test_activations_are_known_by_what_they_compute():
             try:
                 kinds[name] = activation_kind("act", ACT2FN[name])
             except BadRequestError as error:
-                assert str(error).endswith("supported are GELU (exact and tanh), SiLU and ReLU")  # noqa: PT017
+                assert str(error).endswith("GELU (exact and tanh), SiLU and ReLU are supported")  # noqa: PT017
     assert kinds == {
         "gelu": "l2_gelu",
         "gelu_python": "l2_gelu",
@@ -370,7 +371,7 @@ def test_the_example_of_the_docs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {}
     exec(EXAMPLES[0].replace("GPTNeoXConfig(", "GPTNeoXConfig(vocab_size=97, intermediate_size=80, "), names)
-    assert names["again"].config.quantization_config.layers["layers.0.mlp.dense_h_to_4h"]["num_tokens"] == 1.5 * 144 - 2
+    assert names["again"].config.adopted.layers["layers.0.mlp.dense_h_to_4h"]["num_tokens"] == 1.5 * 144 - 2
 
 
 def test_a_family_can_be_added_as_the_docs_say(monkeypatch):

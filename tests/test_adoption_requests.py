@@ -100,9 +100,9 @@ def other_norm():
 @pytest.mark.parametrize(
     ("make", "request_", "message"),
     [
-        (lambda: nn.Linear(4, 4), {}, r"a Linear was given; a model of transformers is needed"),
+        (lambda: nn.Linear(4, 4), {}, r"a Linear was given; a transformers model is needed"),
         (make_tiny, {}, r"a tokenformer model was given, which consists of Pattentions already; grow it"),
-        (opt, {}, r"a opt model was given; supported are .* docs/adopting.md says how to add a family"),
+        (opt, {}, r"a opt model was given; the supported families are .* docs/adopting.md says how to add one"),
         (lambda: make_host("gpt2"), {"parts": "fnn"}, r"'fnn' of a gpt2 cannot be adopted; it has ffn, qkv"),
         (lambda: make_host("gpt2"), {"parts": []}, r"no part was named; a gpt2 has ffn, qkv"),
         (lambda: make_host("llama"), {"parts": ("ffn", "qkv")}, r"'ffn' of a llama cannot be adopted; it has qkv"),
@@ -120,12 +120,12 @@ def other_norm():
         (
             lambda: make_host("gpt_neox", hidden_act="quick_gelu"),
             {},
-            r"layers.0.mlp.act is a QuickGELUActivation; supported are GELU \(exact and tanh\), SiLU and ReLU",
+            r"layers.0.mlp.act is a QuickGELUActivation; GELU \(exact and tanh\), SiLU and ReLU are supported",
         ),
         (
             lambda: make_host("bert").train(),
             {},
-            r"in training mode, and embeddings.dropout drops 0.1 of what a norm leaves; call model.eval\(\)",
+            r"in training mode, and embeddings.dropout drops 0.1 of a norm's output; call model.eval\(\)",
         ),
         (
             lambda: make_host("bert", is_decoder=True, add_cross_attention=True),
@@ -187,7 +187,7 @@ def test_layers_that_were_taken_out_are_missed_before_anything_grows():
     model = adopt(make_host("gpt2"))
     model.transformer.h = model.transformer.h[:1]
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(BadRequestError, match=r"grow: h.1.\S+ was adopted, and nothing stands there now"):
+    with pytest.raises(BadRequestError, match=r"grow: h.1.\S+ was adopted, and nothing is in its place now"):
         grow(model, 2, inplace=True)
     assert unchanged(model, before)
 
@@ -258,7 +258,7 @@ def test_dropout_within_an_ffn_is_found_out(monkeypatch):
     for model in (xglm(0.5), xglm(0.5).eval()):
         before = copy.deepcopy(model.state_dict())
         torch.set_rng_state(drawn)
-        with pytest.raises(BadRequestError, match=r"layers.0.fc2 does not read what layers.0.activation_fn leaves"):
+        with pytest.raises(BadRequestError, match=r"layers.0.fc2 does not read the output of layers.0.activation_fn"):
             adopt(model)
         assert unchanged(model, before)
         assert torch.equal(torch.get_rng_state(), drawn)
@@ -300,4 +300,4 @@ def test_a_model_that_takes_no_random_inputs_is_compared_on_given_ones():
 
 def test_a_model_that_classifies_sequences_without_a_padding_token():
     config = LlamaConfig(**{**SMALL_BERT, "max_position_embeddings": 40}, pad_token_id=None)
-    assert adopt(LlamaForSequenceClassification(config).eval()).config.quantization_config.layers
+    assert adopt(LlamaForSequenceClassification(config).eval()).config.adopted.layers

@@ -10,8 +10,8 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Subset
 
 from image_files import class_folder, encoded, picture, prepared, table
 from tokenformer import BadRequestError
-from tokenformer.data import AugmentConfig, ImageCollator
-from tokenformer.data.augment import (
+from tokenformer.data.images import AugmentedInOrder, AugmentSettings, ImageCollator
+from tokenformer.data.images.augment import (
     FOR_PAIRS,
     MAX_CHANGE,
     OPERATIONS,
@@ -22,7 +22,6 @@ from tokenformer.data.augment import (
     rand_augment,
     shift_and_flip,
 )
-from tokenformer.training.order import OrderedImages
 
 EVERYTHING = {
     "crop_scale": [0.3, 1.0],
@@ -58,7 +57,7 @@ class TestTheContract:
 
     def run(self, data, *, batch=4, workers=0, first=0, samples=48, step=1):
         """What a run sees from sample `first` on, taking every `step`-th batch, as one of `step` processes does."""
-        order = OrderedImages(data.train, samples, seed=3)
+        order = AugmentedInOrder(data.train, samples, seed=3)
         batches = [list(range(i, i + batch)) for i in range(first, samples, batch)][::step]
         loader = DataLoader(order, batch_sampler=batches, num_workers=workers, collate_fn=data.collate)
         seen = {}
@@ -97,7 +96,7 @@ class TestTheContract:
         """As Trainer prepares its loader, and as it goes on after a checkpoint."""
         from accelerate.data_loader import BatchSamplerShard, SkipBatchSampler
 
-        order = OrderedImages(data.train, 48, seed=3)
+        order = AugmentedInOrder(data.train, 48, seed=3)
         seen = set()
         for process in range(processes):
             batches = BatchSampler(SequentialSampler(order), 4, drop_last=False)
@@ -114,17 +113,17 @@ class TestTheContract:
         torch.manual_seed(77)
         np.random.seed(77)
         before = torch.get_rng_state(), np.random.get_state()[1]
-        order = OrderedImages(data.train, 48, seed=3)  # not by a loader, which draws a seed for its workers
+        order = AugmentedInOrder(data.train, 48, seed=3)  # not by a loader, which draws a seed for its workers
         again = data.collate([order[i] for i in range(48)])["pixel_values"]
         assert all(torch.equal(again[i], whole[i][0]) for i in whole)
         assert torch.equal(torch.get_rng_state(), before[0])
         assert np.array_equal(np.random.get_state()[1], before[1])
 
     def test_another_seed_or_epoch_is_another_picture(self, data, whole, tmp_path):
-        order = OrderedImages(data.train, 100, seed=3)
+        order = AugmentedInOrder(data.train, 100, seed=3)
         place = next(i for i in range(13, 26) if order.row(i) == order.row(0))
         assert not torch.equal(order[place]["pixel_values"], order[0]["pixel_values"])
-        data.train.config.seed = 4
+        data.train.settings.seed = 4
         assert not torch.equal(order[0]["pixel_values"], self.run(data)[0][0])
         assert not any(torch.equal(self.run(data)[i][0], whole[i][0]) for i in range(4))
 
@@ -171,7 +170,7 @@ class TestWithoutAugmentation:
 class TestCrops:
     @pytest.mark.parametrize(("width", "height"), [(64, 48), (5, 200), (1, 1)])
     def test_boxes_are_inside_and_have_the_asked_area_and_ratio(self, width, height):
-        augment = AugmentConfig(crop_scale=[0.2, 0.6])
+        augment = AugmentSettings(crop_scale=[0.2, 0.6])
         boxes = [crop_box(width, height, augment, generator(0, i)) for i in range(300)]
         for left, top, right, bottom in boxes:
             assert 0 <= left < right <= width
@@ -190,13 +189,13 @@ class TestCrops:
         image, config = picture(2, 30, 20), {"crop_scale": [0.3, 0.5]}
         table([0], [encoded(image)]).to_parquet(tmp_path / "a.parquet")
         data = prepared(tmp_path, tmp_path / "a.parquet", augment=config).train
-        box = crop_box(30, 20, AugmentConfig(**config), generator(0, 9))
+        box = crop_box(30, 20, AugmentSettings(**config), generator(0, 9))
         theirs = pixels_of(image.crop(box).resize((8, 8), Image.Resampling.BICUBIC)) * 2 - 1
         torch.testing.assert_close(data.augmented(0, 9)["pixel_values"], theirs)
 
     def test_padding_moves_the_image_by_every_amount(self):
         image = torch.arange(1, 26, dtype=torch.uint8).reshape(1, 5, 5)
-        augment = AugmentConfig(crop_padding=2)
+        augment = AugmentSettings(crop_padding=2)
         seen = {tuple(shift_and_flip(image, augment, generator(0, i)).flatten().tolist()) for i in range(400)}
         framed = ImageOps.expand(Image.fromarray(image[0].numpy()), 2)
         wanted = {
@@ -207,11 +206,11 @@ class TestCrops:
     def test_flips_come_as_often_as_asked(self):
         image = torch.arange(4.0).reshape(1, 2, 2)
         flipped = [
-            torch.equal(shift_and_flip(image, AugmentConfig(flip=0.3), generator(0, i)), image.flip(-1))
+            torch.equal(shift_and_flip(image, AugmentSettings(flip=0.3), generator(0, i)), image.flip(-1))
             for i in range(1000)
         ]
         assert 240 < sum(flipped) < 360
-        assert torch.equal(shift_and_flip(image, AugmentConfig(flip=1.0), generator(0, 0)), image.flip(-1))
+        assert torch.equal(shift_and_flip(image, AugmentSettings(flip=1.0), generator(0, 0)), image.flip(-1))
 
 
 class TestRandAugment:
@@ -277,11 +276,11 @@ class TestRandAugment:
             torch.testing.assert_close(operate(name, flat, 0.5), flat, atol=1 / 255, rtol=0)
 
     def test_operations_are_drawn_evenly(self, monkeypatch):
-        from tokenformer.data import augment
+        from tokenformer.data.images import augment
 
         seen = []
         monkeypatch.setattr(augment, "operate", lambda *given: seen.append(given) or given[1])
-        setting = AugmentConfig(rand_augment=3, magnitude=9.0, magnitude_std=0.5)
+        setting = AugmentSettings(rand_augment=3, magnitude=9.0, magnitude_std=0.5)
         for i in range(500):
             rand_augment(torch.zeros(3, 2, 2), setting, generator(0, i))
         names, strengths = [given[0] for given in seen], np.array([given[2] for given in seen])
@@ -292,12 +291,12 @@ class TestRandAugment:
         assert 600 < sum(given[3] > 0 for given in seen) < 900
         seen.clear()
         for i in range(500):
-            rand_augment(torch.zeros(3, 2, 2), AugmentConfig(rand_augment=3, rand_probability=0.5), generator(0, i))
+            rand_augment(torch.zeros(3, 2, 2), AugmentSettings(rand_augment=3, rand_probability=0.5), generator(0, i))
         assert 650 < len(seen) < 850
 
 
 def test_erasing_puts_noise_into_a_rectangle():
-    image, augment = torch.full((3, 20, 20), 9.0), AugmentConfig(erasing=0.5, erasing_area=[0.1, 0.2])
+    image, augment = torch.full((3, 20, 20), 9.0), AugmentSettings(erasing=0.5, erasing_area=[0.1, 0.2])
     erased = [erase(image, augment, generator(0, i)) for i in range(400)]
     shares = [(out != 9).float().mean().item() for out in erased]
     assert 150 < sum(share > 0 for share in shares) < 250
@@ -311,7 +310,7 @@ def test_erasing_puts_noise_into_a_rectangle():
 class TestMixing:
     def pairs(self, count=400, size=10, **augment):
         """Batches of two, the first image all 0 and of class 0, the second all 1 and of class 2."""
-        collate = ImageCollator(4, AugmentConfig(**augment), seed=0)
+        collate = ImageCollator(4, AugmentSettings(**augment), seed=0)
         zero, one = torch.zeros(1, size, size), torch.ones(1, size, size)
         for k in range(count):
             samples = [{"pixel_values": zero, "labels": 0}, {"pixel_values": one, "labels": 2}]
@@ -348,7 +347,7 @@ class TestMixing:
         assert 70 < sum(mixed) < 130
 
     def test_smoothing_is_that_of_torch(self):
-        collate = ImageCollator(4, AugmentConfig(label_smoothing=0.1), seed=0)
+        collate = ImageCollator(4, AugmentSettings(label_smoothing=0.1), seed=0)
         samples = [{"pixel_values": torch.zeros(1, 2, 2), "labels": i, "sample": i} for i in range(3)]
         logits, labels = torch.randn(3, 4), torch.arange(3)
         ours = torch.nn.functional.cross_entropy(logits, collate(samples)["labels"])
@@ -356,7 +355,7 @@ class TestMixing:
 
     def test_odd_batches_and_parted_pairs_are_refused(self, tmp_path):
         data = prepared(tmp_path, class_folder(tmp_path / "c"), augment={"mixup": 0.8})
-        order = OrderedImages(data.train, 8, seed=0)
+        order = AugmentedInOrder(data.train, 8, seed=0)
         with pytest.raises(BadRequestError, match=r"a batch of 3 was given; .* must be even"):
             next(iter(DataLoader(order, 3, collate_fn=data.collate)))
         with pytest.raises(BadRequestError, match="samples 1 and 2 meet in a batch"):

@@ -14,7 +14,7 @@ from command import ended, run
 from conftest import make_tiny
 from official_files import write_tokenizer
 from tokenformer import TokenFormerForCausalLM
-from tokenformer.models.text import ByteTokenizer, TextStream
+from tokenformer.models.text import TextStream, byte_tokenizer
 
 
 def script(*ids, vocab_size=256, end=None, **changes) -> TokenFormerForCausalLM:
@@ -109,7 +109,7 @@ def byte_level() -> PreTrainedTokenizerFast:
 @pytest.mark.parametrize("text", ["plain", "Grüße, €uro, 😀😀 and\nlines  ", "a\ufffdb"])
 def test_the_stream_of_pieces(text):
     fast = byte_level()
-    for tokenizer, ids in ((ByteTokenizer(256), list(text.encode())), (fast, fast(text)["input_ids"])):
+    for tokenizer, ids in ((byte_tokenizer(256), list(text.encode())), (fast, fast(text)["input_ids"])):
         pieces = []
         stream = TextStream(tokenizer, pieces.append)
         stream.put(torch.tensor([[1, 2, 3]]))  # the prompt
@@ -133,7 +133,7 @@ def test_spaces_between_words_survive_the_stream(tmp_path):
 
 def test_bytes_that_are_no_text_do_not_stop_the_stream():
     pieces = []
-    stream = TextStream(ByteTokenizer(257), pieces.append)
+    stream = TextStream(byte_tokenizer(257), pieces.append)
     stream.put(torch.tensor([[0]]))
     for i in b"\xff\xffa\xe2b":
         stream.put(torch.tensor([i]))
@@ -145,7 +145,8 @@ def test_bytes_that_are_no_text_do_not_stop_the_stream():
 def test_refusals(tmp_path, folder):
     ended(run("generate", tmp_path / "no", "a"), 2, "no does not exist")
     ended(run("generate", folder, ""), 2, "the prompt is empty")
-    ended(run("generate", folder, "a" * 500), 2, "the prompt has 500 tokens, and 100 more", "context of 512")
+    asked = run("generate", folder, "a" * 500, "--max-new-tokens", 100)
+    ended(asked, 2, "the prompt has 500 tokens, and 100 more", "context of 512")
     ended(run("generate", folder, "a", "--temperature", -1), 2, "--temperature")
     ended(run("generate", folder, "a", "--top-p", 1.5), 2, "--top-p")
     ended(run("generate", folder, "a", "--max-new-tokens", 0), 2, "--max-new-tokens")
@@ -181,3 +182,12 @@ def test_ctrl_c_ends_with_130(folder, monkeypatch):
 
     monkeypatch.setattr(TokenFormerForCausalLM, "generate", interrupted)
     ended(run("generate", folder, "a"), 130, "interrupted")
+
+
+def test_a_byte_that_pads_is_text_too():
+    pieces = []
+    stream = TextStream(byte_tokenizer(256), pieces.append)
+    for ids in ([9], [97], [0], [98]):
+        stream.put(torch.tensor(ids))
+    stream.end()
+    assert "".join(pieces) == "a\0b"

@@ -10,7 +10,7 @@ from command import ended, run
 from conftest import make_tiny, relative_error
 from official_files import fail_after_saving, write_tokenizer
 from tokenformer import TokenFormerForCausalLM
-from tokenformer.growth import folder as growth_folder
+from tokenformer.growth import grow_folder as growth_folder
 
 IDS = torch.arange(40).view(2, 20)
 
@@ -98,7 +98,7 @@ def test_a_model_that_changed_is_not_written(tmp_path, tiny, careless, dtype):
     assert sorted(tmp_path.iterdir()) == before
     result = run(*arguments, "--no-verify")
     assert result.exit_code == 0, result.stderr
-    assert "relative difference of logits  not looked at\n" in result.stdout
+    assert "relative difference of logits  not compared\n" in result.stdout
 
 
 def test_a_broken_model_fails_the_check(tmp_path, tiny):
@@ -119,11 +119,11 @@ def test_the_request_is_checked_before_the_weights_are_read(tmp_path, source):
     ended(run("grow", source, large, "--tokens", "ffn=10"), 2, "growth cannot shrink")
     ended(run("grow", source, large, "--tokens", "fnn=1000"), 2, "did you mean 'ffn'?")
     ended(run("grow", source, large, "--tokens", "ffn:1000"), 2, "'ffn:1000' is not of the form role=count")
-    ended(run("grow", source, large, "--tokens", "ffn=256,ffn=512"), 2, "ffn stands there twice; give one count")
+    ended(run("grow", source, large, "--tokens", "ffn=256,ffn=512"), 2, "ffn is given twice; give one count")
     ended(run("grow", source, large, "--factor", 2, "--noise", "nan"), 2, "noise=nan was given; a number from 0 on")
     ended(run("grow", source, large, "--tokens", ""), 2, "is not of the form role=count")
     ended(run("grow", source, large, "--factor", 2, "--method", "zeros"), 2, "did you mean 'zero'?")
-    ended(run("grow", source, source, "--factor", 2), 2, "small is there already and would be overwritten")
+    ended(run("grow", source, source, "--factor", 2), 2, "small exists already and would be overwritten")
     ended(run("grow", tmp_path / "no", large, "--factor", 2), 2, "no does not exist")
     ended(run("grow", source, large, "--factor", 2), 1, "the weights in", "cannot be read")
     assert not large.exists()

@@ -7,9 +7,9 @@ import pytest
 from command import ended, run
 from conftest import make_tiny, make_tiny_vision
 from tokenformer import PRESETS, VISION_PRESETS, TokenFormerConfig, TokenFormerVisionConfig, cost, grow
-from tokenformer.cli.summary import short
-from tokenformer.growth.folder import taus
+from tokenformer.growth.grow_folder import taus
 from tokenformer.pattention import pattention_layers
+from tokenformer_cli.terminal import short
 
 
 def test_all_presets_in_a_table():
@@ -20,8 +20,18 @@ def test_all_presets_in_a_table():
     numbers = "354M 316M 2140/2140/8560 1,024 746M 2.24G 37.7MB 6.97GB 15 1.041"
     assert " ".join(rows["354m"].split()) == f"354m {numbers}"
     assert rows["124m"].split()[-2:] == ["never", "0.999"]
-    assert "cheaper in FLOPs a token than a GPT-NeoX of as many parameters" in result.stdout
+    assert "fewer FLOPs per token than a GPT-NeoX of equal parameters" in result.stdout
     assert "…" not in result.stdout
+
+
+def test_a_table_that_is_too_wide_goes_on_below(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = run("info").stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split() for line in lines if line.startswith("354m ")] == [
+        ["354m", "354M", "316M", "2140/2140/8560", "1,024", "746M", "2.24G", "37.7MB", "6.97GB"],
+        ["354m", "15", "1.041"],
+    ]
 
 
 def test_json_has_the_numbers():
@@ -41,7 +51,7 @@ def test_json_has_the_numbers():
 
 
 def test_a_folder_is_read_without_its_weights(tmp_path, tiny):
-    grown = grow(grow(tiny, 3, method="split"), num_tokens={"ffn": 1000})
+    grown = grow(grow(tiny, 3, method="split"), num_tokens={"ffn": 1000}, method="zero")
     grown.save_pretrained(tmp_path / "grown")
     tiny.save_pretrained(tmp_path / "fresh")
     for name in ("grown", "fresh"):

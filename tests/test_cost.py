@@ -82,7 +82,7 @@ def test_parameters_of_the_largest_gpt_neox():
 
 
 def counted_flops(model, length, training):
-    """FLOPs a token by torch's counter. It knows no fused attention of the CPU's, so sdpa takes its plain form."""
+    """FLOPs per token by torch's counter. It knows no fused attention of the CPU's, so sdpa takes its plain form."""
     ids = torch.zeros(2, length, dtype=torch.long, device=model.device)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         loss = model(ids, labels=ids).loss
@@ -119,10 +119,11 @@ def test_torch_counts_nothing_for_the_fused_attention_of_a_cpu(config):
     model, ids = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa"), torch.zeros(2, 40).long()
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         model(ids)
-    assert counter.get_total_flops() / ids.numel() == cost.forward_flops_per_token(config, 0)
+    # Close, not equal: older transformers compute the angles of positions by a product, of 160 FLOPs here.
+    assert counter.get_total_flops() / ids.numel() == pytest.approx(cost.forward_flops_per_token(config, 0), rel=1e-4)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(ids)
-    assert counter.get_total_flops() / ids.numel() == cost.forward_flops_per_token(config, 40)
+    assert counter.get_total_flops() / ids.numel() == pytest.approx(cost.forward_flops_per_token(config, 40), rel=1e-4)
 
 
 def test_flops_of_a_computed_and_of_a_large_model():
@@ -260,5 +261,5 @@ def test_a_gpt_neox_holds_all_logits_unless_told_otherwise():
     ],
 )
 def test_other_models_are_refused(ask):
-    with pytest.raises(BadRequestError, match="cost of a llama is not known; give a TokenFormerConfig or a GPTNeoX"):
+    with pytest.raises(BadRequestError, match="cost of a llama cannot be counted; give a TokenFormerConfig"):
         ask(LlamaConfig())

@@ -91,7 +91,7 @@ def test_parameters_of_the_usual_vit():
 
 
 def counted_flops(model, training, size=None):
-    """FLOPs an image by torch's counter, with the plain form of sdpa."""
+    """FLOPs per image by torch's counter, with the plain form of sdpa."""
     images = images_for(model.config, 2, device=model.device)
     if size is not None:
         images = torch.randn(2, model.config.num_channels, size, size, device=model.device)
@@ -234,11 +234,11 @@ def test_a_grown_model_is_cheaper_than_its_vit(size):
 
 
 def test_each_kind_is_counted_in_its_own_unit():
-    with pytest.raises(BadRequestError, match="a tokenformer_vision is counted by the image, not by the token"):
+    with pytest.raises(BadRequestError, match="a tokenformer_vision is counted per image, not per token"):
         cost.forward_flops_per_token(ours(), 10)
-    with pytest.raises(BadRequestError, match="a vit is counted by the image"):
+    with pytest.raises(BadRequestError, match="a vit is counted per image"):
         cost.kv_cache_bytes(vit(), 10)
-    with pytest.raises(BadRequestError, match="a gpt_neox takes no images"):
+    with pytest.raises(BadRequestError, match="a gpt_neox does not take images"):
         cost.forward_flops_per_image(neox())
     with pytest.raises(BadRequestError, match="of a tokenformer was given length=None; give length"):
         cost.training_memory(TokenFormerConfig.preset("tiny"), 3)

@@ -3,14 +3,14 @@
 import gzip
 import os
 from functools import partial
+from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
 from data_files import prepared, write_documents, write_jsonl
 from tokenformer import BadFileError, BadRequestError
-from tokenformer.data import DataConfig
-from tokenformer.data.sources import find_sources
+from tokenformer.data.text import TextSettings
+from tokenformer.data.text.sources import find_sources
 
 
 def refused(error, message, *args, **settings):
@@ -78,7 +78,7 @@ def test_nor_the_same_part_of_a_dataset(tmp_path, monkeypatch, kind):
     same = {"validation": name, "hub_validation_split": "train"}
     refused(BadRequestError, f"{name} is given for training and for validation", tmp_path, name, **same)
     if kind != "saved":
-        assert find_sources(DataConfig(train=name, validation=name), "validation")[0].split == "validation"
+        assert find_sources(TextSettings(train=name, validation=name), "validation")[0].dataset.split == "validation"
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])
@@ -146,7 +146,7 @@ def test_a_file_that_the_disk_cannot_give(tmp_path, monkeypatch):
     def fail(*args, **kwargs):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("tokenformer.data.readers.open", fail, raising=False)
+    monkeypatch.setattr("tokenformer.data.sources.open", fail, raising=False)
     refused(BadFileError, "0000.txt cannot be read: Input/output error", tmp_path, path)
 
 
@@ -159,7 +159,7 @@ def test_sources_that_are_not_there(tmp_path):
     refused(BadRequestError, "there is no file or folder imdb; .* hub:NAME", tmp_path, "imdb")
     refused(
         BadRequestError,
-        r"'owner/no-such-set' is no path here and cannot be loaded as a dataset \(config 'c', split 'train'\): ",
+        r"'owner/no-such-set' is not a path here and cannot be loaded as a dataset \(config 'c', split 'train'\): ",
         tmp_path,
         "owner/no-such-set",
         hub_config="c",
@@ -169,34 +169,36 @@ def test_sources_that_are_not_there(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"block_length": 1}, "block_length=1 was given; a block needs at least 2 tokens"),
-        ({"block_length": 2.5}, "block_length=2.5 was given; it must be a whole number"),
-        ({"validation_fraction": 1.0}, "validation_fraction=1.0 was given"),
-        ({"validation_fraction": -0.1}, "validation_fraction=-0.1 was given"),
+        ({"block_length": 1}, "block_length is 1; a whole number of at least 2 is needed"),
+        ({"block_length": 2.5}, "block_length is 2.5; a whole number of at least 2 is needed"),
+        ({"validation_fraction": 1.0}, "validation_fraction is 1.0; a number of at least 0 and below 1 is needed"),
+        ({"validation_fraction": -0.1}, "validation_fraction is -0.1; a number of at least 0"),
         ({"split": [0.9, 0.2]}, "two or three positive shares that add up to 1"),
         ({"split": [1.0]}, "two or three positive shares"),
         ({"split": []}, "two or three positive shares"),
         ({"split": [0.5, 0.5, 0.0]}, "two or three positive shares"),
         ({"split": [0.9, 0.1], "validation": "stdlib"}, "both split and validation were given"),
-        ({"errors": "ignore"}, "errors='ignore' is not known; choose one of replace, strict"),
+        ({"errors": "ignore"}, "errors is 'ignore'; choose one of replace, strict"),
         ({"errors": "stric"}, "did you mean 'strict'"),
-        ({"shuffle_buffer": -1}, "shuffle_buffer=-1 was given"),
-        ({"workers": 0}, "workers=0 was given"),
-        ({"seed": 2**63}, "seed=9223372036854775808 was given; it must fit 64 bits"),
-        ({"split_seed": 2**63}, "split_seed=9223372036854775808 was given"),
+        ({"shuffle_buffer": -1}, "shuffle_buffer is -1; a whole number of at least 0 is needed"),
+        ({"workers": 0}, "workers is 0; a whole number of at least 1 and at most 256 is needed"),
+        ({"seed": 2**63}, "seed is 9223372036854775808; a whole number .* below 9223372036854775808 is needed"),
+        ({"split_seed": 2**63}, "split_seed is 9223372036854775808;"),
     ],
 )
 def test_settings_that_cannot_be_met(tmp_path, settings, message):
     refused(BadRequestError, message, tmp_path, write_documents(tmp_path / "c", [b"text" * 20]), **settings)
 
 
-def test_the_config_is_a_section_of_a_recipe():
-    section = OmegaConf.structured(DataConfig)
-    changes = OmegaConf.create(
-        "{train: [a.txt, b/], validation: c.txt, block_length: 128, split: null, workers: 2, tokenizer: tok.json}"
-    )
-    config = OmegaConf.to_object(OmegaConf.merge(section, changes))
-    assert isinstance(config, DataConfig)
-    assert (config.train, config.validation, config.block_length) == (["a.txt", "b/"], "c.txt", 128)
-    dotted = OmegaConf.merge(section, OmegaConf.from_dotlist(["split=[0.9,0.05,0.05]", "train=enwik8"]))
-    assert OmegaConf.to_object(dotted).split == [0.9, 0.05, 0.05]
+def test_the_settings_are_a_section_of_a_recipe():
+    given = {"train": ["a.txt", "b/"], "validation": "c.txt", "block_length": 128, "split": None, "workers": 2}
+    settings = TextSettings.read(given, "data")
+    assert (settings.train, settings.validation, settings.block_length) == (["a.txt", "b/"], "c.txt", 128)
+    assert TextSettings.read(settings.model_dump(), "data") == settings
+    with pytest.raises(BadRequestError, match=r"^recipe\.yaml: data\.split is 'half'; a list of numbers is needed$"):
+        TextSettings.read({"split": "half"}, "recipe.yaml: data")
+
+
+def test_settings_take_what_python_has_for_yamls_lists_and_texts():
+    settings = TextSettings(train=Path("a.txt"), validation=(Path("b.txt"), "c.txt"))
+    assert (settings.train, settings.validation) == ("a.txt", ["b.txt", "c.txt"])

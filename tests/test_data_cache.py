@@ -13,11 +13,13 @@ from rich.console import Console
 
 from data_files import LINES, byte_stream, ids_of, prepared, same_blocks, write_documents
 from tokenformer import BadFileError, BadRequestError
-from tokenformer.data import cache, prepare
-from tokenformer.data.blocks import BlockWriter
-from tokenformer.data.config import DataConfig, cache_folder
-from tokenformer.data.documents import Piece, Place
-from tokenformer.data.encode import Batch, ByteEncoder, encode_all
+from tokenformer.data.text import TextData, packing
+from tokenformer.data.text import data as data_module
+from tokenformer.data.text.documents import Piece, Place
+from tokenformer.data.text.encode import Batch, ByteEncoder, encode_all
+from tokenformer.data.text.packing import BlockWriter
+from tokenformer.data.text.settings import TextSettings
+from tokenformer.io import MANIFEST
 
 TEXTS = [line.encode() for line in LINES]
 
@@ -91,9 +93,9 @@ def _flip(folder: Path) -> None:
         _truncate,
         _flip,
         lambda folder: (folder / "train.bin").unlink(),
-        lambda folder: (folder / cache.MANIFEST).unlink(),
-        lambda folder: (folder / cache.MANIFEST).write_text('{"files": {'),
-        lambda folder: (folder / cache.MANIFEST).write_text("[]"),
+        lambda folder: (folder / MANIFEST).unlink(),
+        lambda folder: (folder / MANIFEST).write_text('{"files": {'),
+        lambda folder: (folder / MANIFEST).write_text("[]"),
     ],
     ids=["truncated", "a bit flipped", "no tokens", "no manifest", "half a manifest", "another manifest"],
 )
@@ -195,20 +197,21 @@ def _running(pid: int) -> bool:
 
 def test_the_manifest_says_what_was_made(tmp_path, source):
     data = prepared(tmp_path, source, validation_fraction=0.2)
-    manifest = json.loads((data.folder / cache.MANIFEST).read_text())
-    assert manifest["key"] == data.key == data.folder.name
-    assert manifest["stats"] == data.stats
-    assert manifest["settings"]["block_length"] == 16
-    assert set(manifest["files"]) == {"train.bin", "validation.bin"}
+    facts = json.loads((data.folder / packing.FACTS).read_text())
+    assert facts["key"] == data.key == data.folder.name
+    assert facts["stats"] == data.stats
+    assert facts["settings"]["block_length"] == 16
+    files = json.loads((data.folder / MANIFEST).read_text())
+    assert set(files) == {"train.bin", "validation.bin", packing.FACTS}
 
 
 def test_where_the_cache_is(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("TOKENFORMER_CACHE", raising=False)
-    assert cache_folder(DataConfig()) == tmp_path / ".cache" / "tokenformer"
+    assert TextSettings().cache_folder == tmp_path / ".cache" / "tokenformer"
     monkeypatch.setenv("TOKENFORMER_CACHE", "/elsewhere")
-    assert cache_folder(DataConfig()) == Path("/elsewhere")
-    assert cache_folder(DataConfig(cache="~/here")) == tmp_path / "here"
+    assert TextSettings().cache_folder == Path("/elsewhere")
+    assert TextSettings(cache="~/here").cache_folder == tmp_path / "here"
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(tmp_path, source):
@@ -218,14 +221,14 @@ def test_a_cache_that_cannot_be_written_is_one_line(tmp_path, source):
 
 
 def test_sources_that_change_while_they_are_read_are_noticed(tmp_path, source, monkeypatch):
-    select = prepare.__globals__["select"]
+    select = data_module.select
 
     def and_then_change(*args):
         selections = select(*args)
         (source / "0000.txt").write_bytes(TEXTS[0][::-1])  # as long as it was
         return selections
 
-    monkeypatch.setitem(prepare.__globals__, "select", and_then_change)
+    monkeypatch.setattr(data_module, "select", and_then_change)
     with pytest.raises(BadFileError, match="the sources changed while they were being read"):
         prepared(tmp_path, source)
 
@@ -233,7 +236,7 @@ def test_sources_that_change_while_they_are_read_are_noticed(tmp_path, source, m
 def test_a_terminal_gets_bars_with_the_time_left(tmp_path, source):
     said = io.StringIO()
     console = Console(file=said, force_terminal=True, width=120)
-    prepare(DataConfig(train=str(source), block_length=16, cache=str(tmp_path / "cache")), console=console)
+    TextData(TextSettings(train=str(source), block_length=16, cache=str(tmp_path / "cache"))).prepare(console)
     for words in ("reading", "tokenizing", "bytes", "0:00:00"):
         assert words in said.getvalue()
     assert "preparing" not in said.getvalue()

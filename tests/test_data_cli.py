@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 
 from command import ended, run
 from data_files import LINES, write_documents, write_jsonl
-from tokenformer.data import DataConfig, prepare
+from tokenformer.data.text import TextData, TextSettings
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_text_is_prepared_and_found_again(tmp_path, source):
     assert [line.split()[0] for line in first.stderr.splitlines()] == ["preparing", f"{tokens:,}"]
     again = run(*arguments)
     assert again.stdout.replace("Found", "Prepared") == first.stdout
-    assert prepare(DataConfig(train=[str(source)], block_length=32, validation_fraction=0.1)).cached
+    assert TextData(TextSettings(train=[str(source)], block_length=32, validation_fraction=0.1)).prepare().cached
 
 
 def test_a_tokenizer_is_trained_saved_and_used(tmp_path, source):
@@ -39,7 +39,7 @@ def test_a_tokenizer_is_trained_saved_and_used(tmp_path, source):
     assert result.exit_code == 0, result.stderr
     assert "300 entries" in result.stdout
     assert len(AutoTokenizer.from_pretrained(tmp_path / "tok")) == 300
-    ended(run("prepare", source, *arguments), 2, "tok is there already")
+    ended(run("prepare", source, *arguments), 2, "tok exists already")
 
 
 def test_every_option_reaches_the_configuration(tmp_path, source):

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from data_files import LINES, byte_stream, ids_of, prepared, same_blocks, write_documents, write_jsonl
 from tokenformer import BadFileError
-from tokenformer.data import DataConfig, documents, encode, load_tokenizer, train_tokenizer
-from tokenformer.data.documents import Corpus, Piece, Place
-from tokenformer.data.readers import TextFile
+from tokenformer.data.text import TextSettings, documents, encode, load_tokenizer, train_tokenizer
+from tokenformer.data.text.documents import Corpus, Piece, Place
+from tokenformer.data.text.sources import TextFile
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=60)
 
@@ -26,7 +26,7 @@ def bpe(tmp_path_factory):
     """The folder of a small byte-level BPE."""
     folder = tmp_path_factory.mktemp("bpe")
     write_documents(folder / "corpus", ["".join(LINES).encode()])
-    config = DataConfig(train=str(folder / "corpus"), validation_fraction=0.0)
+    config = TextSettings(train=str(folder / "corpus"), validation_fraction=0.0)
     train_tokenizer(config, 320).save_pretrained(folder / "tokenizer")
     return folder / "tokenizer"
 

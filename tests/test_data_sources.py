@@ -9,8 +9,8 @@ import datasets
 import pytest
 
 from data_files import LINES, byte_stream, ids_of, prepared, write_documents, write_jsonl
-from tokenformer.data import DataConfig
-from tokenformer.data.sources import find_sources
+from tokenformer.data.text import TextSettings
+from tokenformer.data.text.sources import find_sources
 
 TEXTS = ["first, with a comma", 'second "quoted"\nand a line break', "третий", "fourth"]
 EXPECTED = byte_stream([text.encode() for text in TEXTS])
@@ -91,11 +91,13 @@ def test_globs_and_lists(tmp_path):
 def test_the_home_folder_can_be_abbreviated(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     write_documents(tmp_path / "c", [b"one"])
-    assert [source.name for source in find_sources(DataConfig(train="~/c/*.txt"))] == [str(tmp_path / "c" / "0000.txt")]
+    assert [source.name for source in find_sources(TextSettings(train="~/c/*.txt"))] == [
+        str(tmp_path / "c" / "0000.txt")
+    ]
 
 
 def test_the_standard_library_is_the_default(tmp_path):
-    names = [Path(source.name) for source in find_sources(DataConfig())]
+    names = [Path(source.name) for source in find_sources(TextSettings())]
     folder = Path(sysconfig.get_path("stdlib"))
     assert folder / "json" / "decoder.py" in names
     assert all(name.suffix == ".py" for name in names)
@@ -135,15 +137,15 @@ def test_a_dataset_that_was_saved_to_disk(tmp_path, table):
 def test_hub_names_are_told_from_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
-    config = DataConfig(hub_config="c", hub_split="s", hub_validation_split="v")
-    config.train = ["owner/name", "hub:imdb", "owner/name-v1.5"]
-    config.validation = "owner/name"
-    assert [(s.name, s.config, s.split) for s in find_sources(config)] == [
+    settings = TextSettings(hub_config="c", hub_split="s", hub_validation_split="v")
+    settings.train = ["owner/name", "hub:imdb", "owner/name-v1.5"]
+    settings.validation = "owner/name"
+    assert [(s.name, s.dataset.config, s.dataset.split) for s in find_sources(settings)] == [
         ("owner/name", "c", "s"),
         ("imdb", "c", "s"),
         ("owner/name-v1.5", "c", "s"),
     ]
-    assert [s.split for s in find_sources(config, "validation")] == ["v"]
+    assert [s.dataset.split for s in find_sources(settings, "validation")] == ["v"]
 
 
 def test_a_hub_name_is_loaded_by_that_name(tmp_path, table, monkeypatch):

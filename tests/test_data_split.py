@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_files import LINES, byte_stream, ids_of, prepared, same_blocks, write_documents, write_jsonl
-from tokenformer.data.documents import Piece, Place
-from tokenformer.data.split import PARTS, by_position, choose_held_out
+from tokenformer.data.text.documents import Piece, Place
+from tokenformer.data.text.split import PARTS, by_position, choose_held_out
 
 
 def documents_of(blocks) -> set[bytes]:

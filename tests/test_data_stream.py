@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader
 
 from data_files import LINES, byte_stream, ids_of, prepared, write_documents, write_jsonl
 from tokenformer import BadFileError, BadRequestError
-from tokenformer.data import documents, split, train_tokenizer
-from tokenformer.data.config import DataConfig
+from tokenformer.data.text import documents, split, train_tokenizer
+from tokenformer.data.text.settings import TextSettings
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_stream_resumes_exactly_after_every_block(tmp_path, source, buffer):
 
 
 def test_resuming_is_exact_with_a_tokenizer_and_held_out_documents(tmp_path, source):
-    train_tokenizer(DataConfig(train=str(source[0])), 300).save_pretrained(tmp_path / "bpe")
+    train_tokenizer(TextSettings(train=str(source[0])), 300).save_pretrained(tmp_path / "bpe")
     settings = {"tokenizer": str(tmp_path / "bpe"), "validation_fraction": 0.1, "block_length": 8}
     whole = blocks(stream(tmp_path, source, **settings))
     running = stream(tmp_path, source, **settings)
@@ -160,7 +160,7 @@ def test_a_tokenizer_for_a_stream_does_not_see_what_is_held_out(tmp_path):
     texts = [letter * 30 for letter in "abcdefghij"]
     source = write_jsonl(tmp_path / "a.jsonl", texts)
     for streaming in (False, True):
-        config = DataConfig(train=str(source), streaming=streaming, validation_fraction=0.2)
+        config = TextSettings(train=str(source), streaming=streaming, validation_fraction=0.2)
         vocabulary = train_tokenizer(config, 400).get_vocab()
         assert sum(letter * 8 in vocabulary for letter in "abcdefghij") == 8
 
@@ -198,7 +198,7 @@ def test_requests_that_a_stream_cannot_meet(tmp_path, source):
 
 
 def test_bad_text_in_a_stream_is_named(tmp_path):
-    train_tokenizer(DataConfig(train=str(write_documents(tmp_path / "c", [b"abc abd"])[0])), 257).save_pretrained(
+    train_tokenizer(TextSettings(train=str(write_documents(tmp_path / "c", [b"abc abd"])[0])), 257).save_pretrained(
         tmp_path / "bpe"
     )
     bad = write_documents(tmp_path / "bad", [b"abc" * 20 + b"\xff"])[0]

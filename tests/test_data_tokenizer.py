@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-import tokenformer.data.tokenizer as tokenizer_module
+import tokenformer.data.text.tokenizer as tokenizer_module
 from data_files import LINES, ids_of, prepared, write_documents, write_jsonl
 from tokenformer import BadFileError, BadRequestError
-from tokenformer.data import DataConfig, load_tokenizer, train_tokenizer
-from tokenformer.data.documents import Piece, Place
-from tokenformer.data.encode import ByteEncoder, TokenizerEncoder
+from tokenformer.data.text import TextSettings, load_tokenizer, train_tokenizer
+from tokenformer.data.text.documents import Piece, Place
+from tokenformer.data.text.encode import ByteEncoder, TokenizerEncoder
 
 
 def write_words(path, *words, **settings):
@@ -71,7 +71,7 @@ def test_prepared_bytes_need_no_valid_text(tmp_path):
 
 def test_a_trained_tokenizer_is_a_byte_level_bpe(tmp_path):
     source = write_documents(tmp_path / "c", [line.encode() for line in LINES])
-    tokenizer = train_tokenizer(DataConfig(train=[str(path) for path in source]), 300)
+    tokenizer = train_tokenizer(TextSettings(train=[str(path) for path in source]), 300)
     tokenizer.save_pretrained(tmp_path / "bpe")
     loaded = AutoTokenizer.from_pretrained(tmp_path / "bpe")
     assert len(loaded) == 300
@@ -79,7 +79,7 @@ def test_a_trained_tokenizer_is_a_byte_level_bpe(tmp_path):
     text = "the quick brown naïve 狐 🦊\n"
     assert loaded.decode(loaded(text).input_ids) == text
     assert len(loaded(LINES[0]).input_ids) < len(LINES[0]) / 2
-    again = train_tokenizer(DataConfig(train=[str(path) for path in source]), 300)
+    again = train_tokenizer(TextSettings(train=[str(path) for path in source]), 300)
     assert again.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
     data = prepared(tmp_path, source, tokenizer=str(tmp_path / "bpe"))
     assert data.vocab_size == 300
@@ -90,7 +90,7 @@ def test_files_and_folders(tmp_path):
     path = write_words(tmp_path / "words.json", "a", "b", "</s>")
     tokenizer = load_tokenizer(path)
     assert tokenizer("a b c").input_ids == [1, 2, 0]
-    assert tokenizer.eos_token_id == 3
+    assert tokenizer.eos_token_id == tokenizer.pad_token_id == 3
     tokenizer.save_pretrained(tmp_path / "folder")
     for name in (tmp_path / "folder", str(tmp_path / "folder" / "tokenizer.json")):
         assert load_tokenizer(name)("b a").input_ids == [2, 1]
@@ -100,7 +100,8 @@ def test_files_and_folders(tmp_path):
 def test_a_hub_name_goes_to_auto_tokenizer(monkeypatch):
     asked = []
 
-    def from_pretrained(name):
+    def from_pretrained(name, trust_remote_code):
+        assert trust_remote_code is False
         asked.append(name)
         return load_tokenizer("bytes")
 
@@ -133,7 +134,7 @@ def test_limits_and_special_tokens_of_a_tokenizer_do_not_touch_the_corpus(tmp_pa
     data = prepared(tmp_path, write_documents(tmp_path / "c", [b"a a a a a"]), tokenizer=str(path), block_length=6)
     assert data.train[0]["input_ids"].tolist() == [1, 1, 1, 1, 1, 2]
     assert tokenizer.eos_token_id == 2
-    bpe = train_tokenizer(DataConfig(train=str(tmp_path / "c" / "0000.txt")), 257)
+    bpe = train_tokenizer(TextSettings(train=str(tmp_path / "c" / "0000.txt")), 257)
     spelled = TokenizerEncoder(bpe, True)([Piece(b"<|endoftext|>", True, Place())]).ids
     assert np.count_nonzero(spelled == bpe.eos_token_id) == 1
 
@@ -152,17 +153,17 @@ def test_tokenizers_that_cannot_be_had(tmp_path):
     with pytest.raises(BadFileError, match=r"broken.json is not a tokenizer.json"):
         load_tokenizer(tmp_path / "broken.json")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(BadFileError, match="transformers loads no tokenizer from the folder"):
+    with pytest.raises(BadFileError, match="transformers cannot load a tokenizer from the folder"):
         load_tokenizer(tmp_path / "empty")
-    with pytest.raises(BadRequestError, match="tokenizer 'byte' is not bytes, no path here, and not loaded"):
+    with pytest.raises(BadRequestError, match="'byte' is neither bytes nor a local path, and could not be loaded"):
         load_tokenizer("byte")
     with pytest.raises(BadRequestError, match="need at least 257"):
-        train_tokenizer(DataConfig(train=str(tmp_path)), 100)
+        train_tokenizer(TextSettings(train=str(tmp_path)), 100)
 
 
 def test_broken_text_is_replaced_and_counted_or_refused(tmp_path):
     good = write_documents(tmp_path / "good", ["".join(LINES).encode()])
-    train_tokenizer(DataConfig(train=str(good[0])), 300).save_pretrained(tmp_path / "bpe")
+    train_tokenizer(TextSettings(train=str(good[0])), 300).save_pretrained(tmp_path / "bpe")
     settings = {"tokenizer": str(tmp_path / "bpe"), "block_length": 4}
     documents = [b"fine \xef\xbf\xbd is in the text", b"broken \xff here \xc3( and \x80 there", b"cut \xe2\x82"]
     data = prepared(tmp_path, write_documents(tmp_path / "bad", documents), **settings)

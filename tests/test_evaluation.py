@@ -8,7 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoTokenizer,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from command import ended, run
 from conftest import make_tiny
@@ -17,9 +24,9 @@ from tokenformer import BadFileError, BadRequestError
 from tokenformer.evaluation import evaluate_text
 from tokenformer.evaluation import text as text_module
 from tokenformer.evaluation.text import windows
-from tokenformer.models.text import ByteTokenizer
+from tokenformer.models.text import byte_tokenizer
 
-BYTES = ByteTokenizer(256)
+BYTES = byte_tokenizer(256)
 TEXT = "Grüße aus der Höhle: a text of bytes, which is no text of characters. €"
 
 
@@ -147,8 +154,10 @@ def test_bytes_are_those_of_the_text_not_of_its_tokens():
             assert evaluate_text(model, tokenizer, given_text).bytes == len(text.encode()) - first
 
 
-def test_bytes_need_not_be_text(tiny):
-    assert evaluate_text(tiny, BYTES, bytes(range(256))).tokens == 255
+def test_bytes_need_not_be_text(tiny, tmp_path):
+    byte_tokenizer(256).save_pretrained(tmp_path)
+    for tokenizer in (BYTES, AutoTokenizer.from_pretrained(tmp_path)):
+        assert evaluate_text(tiny, tokenizer, bytes(range(256))).tokens == 255
     with pytest.raises(BadRequestError, match="not UTF-8"):
         evaluate_text(make_tiny(vocab_size=300), byte_level(), b"a\xff")
 
@@ -270,7 +279,7 @@ def test_mistakes_on_the_command_line(tmp_path, folder):
     ended(run("eval", tmp_path / "no", "--text", text), 2, "no does not exist; check the path")
     ended(run("eval", tmp_path, "--text", text), 2, "is not a model folder: it has no config.json")
     ended(run("eval", folder, "--text", tmp_path / "no.txt"), 2, "no.txt does not exist")
-    ended(run("eval", folder, "--text", text, "--json", text), 2, "text.txt is there already")
+    ended(run("eval", folder, "--text", text, "--json", text), 2, "text.txt exists already")
     ended(run("eval", folder, "--text", text, "--json", tmp_path), 2, "is a folder; name a file, such as")
     (tmp_path / "empty.txt").touch()
     ended(run("eval", folder, "--text", tmp_path / "empty.txt"), 2, "empty.txt is empty; give a file with text")

@@ -13,8 +13,8 @@ from command import ended, run
 from conftest import make_tiny, make_tiny_vision
 from image_files import class_folder, encoded, idx_folder, picture, table
 from tokenformer import BadFileError, BadRequestError
-from tokenformer.data import ImageConfig
-from tokenformer.data.image_sources import find_images
+from tokenformer.data.images import ImageSettings
+from tokenformer.data.images.sources import find_images
 from tokenformer.evaluation import evaluate_images
 from tokenformer.evaluation.images import match_classes
 from tokenformer.models.images import read_image_processor
@@ -29,7 +29,7 @@ def save_classifier(folder, names=NAMES, **changes):
 
 
 def gallery_of(source, **settings):
-    return find_images(ImageConfig(validation=str(source), **settings), "validation")
+    return find_images(ImageSettings(validation=str(source), **settings), "validation")
 
 
 @pytest.fixture
@@ -123,11 +123,11 @@ def test_bad_images_are_named_counted_and_left_out(tmp_path, photos):
     assert len(written["bad"]) == 2
     lines = result.stderr.splitlines()
     assert [line.split(": ")[0] for line in lines] == ["left out", "left out"]
-    assert f"{photos}/bee/1.png cannot be decoded: it is no image of a known format" in lines[0]
+    assert f"{photos}/bee/1.png cannot be decoded: it is not an image of a known format" in lines[0]
     assert f"{photos}/gnu/4.png cannot be decoded" in lines[1]
     assert "left out  2 images that cannot be decoded" in result.stdout
     stopped = run("eval", tmp_path / "model", "--images", photos, "--strict")
-    ended(stopped, 1, "bee/1.png cannot be decoded", "mend or remove it, or leave out --strict")
+    ended(stopped, 1, "bee/1.png cannot be decoded", "fix or remove it, or leave out --strict")
 
 
 def test_a_class_of_bad_images_only_is_said_to_be_missing(tmp_path, photos):
@@ -234,11 +234,11 @@ def test_mistakes(tmp_path, photos):
     evaluate = ("eval", tmp_path / "model", "--images")
     ended(run(*evaluate, tmp_path / "no"), 2, "there is no file or folder", "no")
     ended(run(*evaluate, photos, "--text", photos), 2, "2 of --text, --tasks, --images were given; give one of them")
-    ended(run(*evaluate, photos, "--stride", 3), 2, "--stride was given, which goes with --text")
+    ended(run(*evaluate, photos, "--stride", 3), 2, "--stride was given, but it only works with --text")
     ended(
         run("eval", tmp_path / "model", "--text", __file__, "--strict"),
         2,
-        "--strict was given, which goes with --images",
+        "--strict was given, but it only works with --images",
     )
     ended(run(*evaluate, photos, "--batch-size", 0), 2, "batch size 0 was given")
     others = class_folder(tmp_path / "others", names=("ape", "cats"))
@@ -255,18 +255,18 @@ def test_mistakes(tmp_path, photos):
         evaluate_images(model, None, gallery_of(class_folder(tmp_path / "apes", names=("ape", "cat"))))
     make_tiny().save_pretrained(tmp_path / "language")
     ended(
-        run("eval", tmp_path / "language", "--images", photos), 2, "holds a tokenformer model, and an image classifier"
+        run("eval", tmp_path / "language", "--images", photos), 2, "holds a tokenformer model, but an image classifier"
     )
     ended(
         run("eval", tmp_path / "model", "--text", __file__),
         2,
-        "holds a tokenformer_vision model, and a causal language",
+        "holds a tokenformer_vision model, but a causal language",
     )
     processor = tmp_path / "model" / "preprocessor_config.json"
     processor.write_text(json.dumps({**json.loads(processor.read_text()), "image_mean": [0.5, 0.5]}))
     for size in (64, 1):  # of which the second has worker processes
         result = run(*evaluate, photos, "--batch-size", size)
-        ended(result, 1, "cannot take an image of 3 channels: ", "mend the model's preprocessor_config.json")
+        ended(result, 1, "cannot take an image of 3 channels: ", "fix the model's preprocessor_config.json")
     processor.unlink()
     ended(run(*evaluate, photos), 2, "has no preprocessor_config.json")
     processor.write_text("{")
@@ -280,7 +280,7 @@ def test_a_peer_that_classifies_no_images(tmp_path, photos):
     ended(
         run("eval", tmp_path / "neox", "--images", photos),
         2,
-        "holds a gpt_neox model, and an image classifier is needed",
+        "holds a gpt_neox model, but an image classifier is needed",
     )
 
 

@@ -1,6 +1,7 @@
 """Scoring tasks: the harness's own numbers to the bit, the paper's average, local data, and what is refused."""
 
 import ast
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -14,11 +15,10 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 from command import ended, run
 from conftest import make_tiny
 from tokenformer import BadRequestError
-from tokenformer.data.tokenizer import byte_tokenizer
-from tokenformer.evaluation import evaluate_tasks, tasks
+from tokenformer.evaluation import evaluate_tasks, harness, tasks
 from tokenformer.evaluation.tasks import PAPER_METRICS, average
 from tokenformer.models.loading import read_model
-from tokenformer.models.text import ByteTokenizer
+from tokenformer.models.text import byte_tokenizer, read_tokenizer
 
 ROWS = {
     "lambada_openai": [
@@ -69,13 +69,7 @@ ROWS = {
 }
 ROWS["arc_challenge"] = ROWS["arc_easy"][:3]
 ALL = ",".join(PAPER_METRICS)
-BYTES = ByteTokenizer(257)
-
-
-@pytest.fixture(autouse=True)
-def _machine(monkeypatch):
-    """The harness describes the machine by running pip and others, which takes longer than all the rest."""
-    monkeypatch.setattr("torch.utils.collect_env.get_pretty_env_info", lambda: "a machine")
+BYTES = byte_tokenizer()
 
 
 def write_data(folder, **changes):
@@ -128,7 +122,7 @@ def stock_results(folder, data, **options):
         model="hf",
         model_args={"pretrained": str(folder)},
         tasks=[{"group": "local", "task": local}],
-        task_manager=tasks._paper_manager(),
+        task_manager=harness.paper_manager(),
         device="cpu",
         **options,
     )["results"]
@@ -208,7 +202,7 @@ def test_the_scores_are_the_harness_s_own_to_the_bit(tmp_path, data, make_model,
     assert (written["model"], written["tasks"], written["data"]) == (str(folder), list(PAPER_METRICS), str(data))
     assert (written["limit"], written["batch_size"], written["truncated"]) == (None, 3, 0)
     assert written["seeds"] == {"random_seed": 0, "numpy_seed": 1234, "torch_seed": 1234, "fewshot_seed": 1234}
-    assert written["versions"]["lm_eval"] == written["harness"]["lm_eval_version"]
+    assert written["versions"]["lm_eval"] == importlib.metadata.version("lm_eval")
     assert set(written["data_sha256"]) == set(PAPER_METRICS)
 
 
@@ -233,18 +227,19 @@ def test_limit_and_batch_size_by_themselves(data, folder):
     assert f"batch size  {tasks.AUTO_ON_CPU}\n" in result.stdout
 
 
-def test_bytes_need_no_tokenizer_in_the_folder(data):
+def test_bytes_need_no_tokenizer_in_the_folder(tmp_path, data, folder):
     model = make_tiny(vocab_size=257).train()
-    scores = [evaluate_tasks(model, t, ["piqa"], data=data).harness["results"] for t in (BYTES, byte_tokenizer())]
+    tokenizers = [read_tokenizer(where, model.config) for where in (tmp_path, folder)]
+    scores = [evaluate_tasks(model, t, ["piqa"], data=data).harness["results"] for t in tokenizers]
     assert scores[0] == scores[1]
     assert model.training
-    with pytest.raises(BadRequestError, match="no end-of-text token"):
-        evaluate_tasks(make_tiny(), ByteTokenizer(256), ["piqa"], data=data)
+    with pytest.raises(BadRequestError, match="raw bytes: train with a vocabulary of 257"):
+        evaluate_tasks(make_tiny(), byte_tokenizer(256), ["piqa"], data=data)
 
 
 def test_a_bare_tokenizer_takes_its_end_from_the_configuration(data):
     bare = byte_tokenizer()
-    bare.eos_token = None
+    bare.eos_token = bare.pad_token = None
     told, untold = make_tiny(vocab_size=257, eos_token_id=256), make_tiny(vocab_size=257)
     scores = [evaluate_tasks(told, t, ["piqa"], data=data).harness["results"] for t in (bare, byte_tokenizer())]
     assert scores[0] == scores[1]
@@ -272,41 +267,82 @@ def test_a_broken_model_has_no_score(data, folder):
 
 
 def test_mistakes_in_the_request(tmp_path, data, folder, monkeypatch):
-    monkeypatch.setattr(tasks, "_full_manager", tasks._paper_manager)  # to index every task takes a while
+    monkeypatch.setattr(harness, "full_manager", harness.paper_manager)  # to index every task takes a while
     text = tmp_path / "text.txt"
     text.write_text("some text")
     piqa = ("eval", folder, "--tasks", "piqa", "--data", data)
     ended(run("eval", folder), 2, "none of --text, --tasks, --images were given; give one of them")
     ended(run("eval", folder, "--tasks", "piqa", "--text", text), 2, "2 of --text, --tasks, --images were given")
-    ended(run("eval", folder, "--text", text, "--limit", 3), 2, "--limit was given, which goes with --tasks")
-    ended(run("eval", folder, "--text", text, "--data", data), 2, "--data was given, which goes with --tasks")
-    ended(run(*piqa, "--stride", 3), 2, "--stride was given, which goes with --text")
+    ended(run("eval", folder, "--text", text, "--limit", 3), 2, "--limit was given, but it only works with --tasks")
+    ended(run("eval", folder, "--text", text, "--data", data), 2, "--data was given, but it only works with --tasks")
+    ended(run(*piqa, "--stride", 3), 2, "--stride was given, but it only works with --text")
     ended(run(*piqa, "--limit", 0), 2, "limit 0 was given; at least 1 row")
     for size in (0, "many", "-3", "2.5"):
-        ended(run(*piqa, f"--batch-size={size}"), 2, f"batch size {size} was given; a number from 1 on, or auto")
+        ended(run(*piqa, f"--batch-size={size}"), 2, f"batch size {size} was given; a number of at least 1, or auto")
     ended(run("eval", folder, "--tasks", " ,"), 2, "no task was given")
     ended(run("eval", folder, "--tasks", "arc-easy"), 2, "task 'arc-easy' is not", "did you mean 'arc_easy'?")
     ended(run("eval", folder, "--tasks", "zzz"), 2, "`lm_eval ls tasks` lists them, the paper's are lambada_openai,")
     ended(run("eval", folder, "--tasks", "ai2_arc", "--data", data), 2, "ai2_arc is a group of tasks")
     ended(run("eval", tmp_path / "no", "--tasks", "piqa", "--data", data), 2, "no does not exist; check the path")
-    ended(run(*piqa, "--json", text), 2, "text.txt is there already")
+    ended(run(*piqa, "--json", text), 2, "text.txt exists already")
     ended(run("eval", "nobody/nothing", *piqa[2:]), 2, "nobody/nothing does not exist here, and no model of that name")
 
 
+OWN_TASK = """
+task: kettles
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {rows}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{goal}}}}"
+doc_to_choice: ["{{{{sol1}}}}", "{{{{sol2}}}}"]
+doc_to_target: label
+metric_list: [{{metric: acc}}]
+"""
+
+
+def test_task_files_of_ones_own(tmp_path, data, folder, monkeypatch):
+    """A task that asks as piqa does, defined by a file in the harness's format."""
+    monkeypatch.setattr(harness, "full_manager", harness.paper_manager)
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "kettles.yaml").write_text(OWN_TASK.format(rows=data / "piqa.jsonl"))
+    out = run("eval", folder, "--tasks", "kettles,piqa", "--include-path", own, "--data", data)
+    ended(out, 2, "kettles.jsonl does not exist")
+    (own / "kettles.jsonl").write_bytes((data / "piqa.jsonl").read_bytes())
+    out = run("eval", folder, "--tasks", "kettles", "--include-path", own)
+    assert out.exit_code == 0, out.stderr
+    assert "|kettles|" in out.output
+    scores = evaluate_tasks(make_tiny(vocab_size=257), BYTES, "kettles", include_path=own, data=own)
+    assert scores.harness["results"]["kettles"]["sample_len"] == 4
+    given = ("eval", folder, "--tasks", "kettle", "--include-path")
+    ended(run(*given, own), 2, f"nor defined in {own}; did you mean 'kettles'?")
+    ended(run(*given, own / "kettles.yaml"), 2, "kettles.yaml is not a folder; --include-path takes one")
+    text = ("eval", folder, "--text", own / "kettles.yaml", "--include-path", own)
+    ended(run(*text), 2, "--include-path was given, but it only works with --tasks")
+
+
 def test_without_a_network_it_names_the_way_out(folder):
-    ended(run("eval", folder, "--tasks", "piqa"), 2, "did not come from the Hub", "--data DIR (DIR/piqa.jsonl)")
+    ended(
+        run("eval", folder, "--tasks", "piqa"),
+        2,
+        "the data of task piqa could not be read",
+        "--data DIR (DIR/piqa.jsonl)",
+    )
 
 
 def test_without_the_harness(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    ended(run("eval", folder, "--tasks", "piqa"), 2, '-e ".[eval]"')
+    ended(run("eval", folder, "--tasks", "piqa"), 2, 'pip install "tokenformer[eval]"')
 
 
 def test_the_harness_is_imported_when_it_is_asked_for():
+    """By one file, which the others import inside functions."""
     for path in Path(tasks.__file__).parent.glob("*.py"):
         for node in ast.parse(path.read_text()).body:
-            names = [node.module] if isinstance(node, ast.ImportFrom) else [n.name for n in getattr(node, "names", [])]
-            assert not {"lm_eval", "datasets"} & {(name or "").split(".")[0] for name in names}
+            names = [name.name for name in getattr(node, "names", [])] + [getattr(node, "module", None) or ""]
+            forbidden = {"datasets"} if path.stem == "harness" else {"lm_eval", "datasets", "harness"}
+            assert not forbidden & {name.split(".")[0] for name in names}, path
 
 
 @pytest.mark.parametrize(

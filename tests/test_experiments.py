@@ -43,7 +43,6 @@ from lab.train import Training, finished_model, folder_of, task_of
 from tokenformer import cost
 from tokenformer.training.ladder import build_ladder
 from tokenformer.training.recipe import load_recipe
-from tokenformer.training.setup import first_config
 
 ROOT = Path(__file__).parent.parent
 TINY = TokenFormer(8, width=16, layers=2, heads=2)
@@ -327,7 +326,7 @@ def test_an_adopted_model_grows_where_it_was_and_trains_at_its_own_rate():
     assert [ADOPTED.learning_rate(step) for step in (3, 4)] == [4e-3, 1e-3]
     assert ADOPTED.segments()[0].name == replace(HOST, marks=(4,)).segments()[0].name
     model = finished_model(ADOPTED)
-    record = model.config.quantization_config
+    record = model.config.adopted
     assert {name.rpartition(".")[2]: (n["num_tokens"], n["ballast"]) for name, n in record.layers.items()} == {
         "query_key_value": (72, 0),
         "dense_h_to_4h": (91, 24),
@@ -405,7 +404,7 @@ def test_rates_are_tried_until_the_best_has_one_on_either_side(monkeypatch, best
 
 
 def test_growth_on_images_has_peers_of_as_many_flops_that_share_their_past():
-    growth = importlib.import_module("vision-growth.experiment")
+    growth = importlib.import_module("vision_growth.experiment")
     small, grown = growth.scratch(growth.SMALL, 1e-3), growth.grown("rotate", 1e-3, 0)
     shorter = growth.scratch(growth.LARGE, 1e-3, steps=growth.SHORTER)
     longer_small = growth.scratch(growth.SMALL, 1e-3, steps=growth.LONGER)
@@ -510,14 +509,14 @@ def test_the_rates_are_those_of_tokenformer_train():
     changes = ["growth.warmup_steps=20", "growth.decay_steps=100", "training.learning_rate=0.5"]
     changes.append("growth.stages.2.learning_rate=0.25")
     recipe = load_recipe(ROOT / "recipes" / "enwik8_ladder.yaml", changes)
-    ladder = build_ladder(recipe, first_config(recipe, None), 1)
+    ladder = build_ladder(recipe, 1)
     steps = ladder.stages[-1].end
     growths = [Growth(stage.start) for stage in ladder.stages[1:]]
     growths[1] = replace(growths[1], lr=0.25)
     run = Run(TINY, 0.5, steps, growths=tuple(growths), warmup=20, decay=100 / steps)
     for step in (0, 5, 19, 20, 1000, 2399, 2400, 3300, steps - 100, steps - 50, steps - 1):
-        assert run.learning_rate(step) == pytest.approx(0.5 * ladder.learning_rate(step))
-    assert [ladder.learning_rate(step) for step in (2399, 2400)] == [1, 0.5]
+        assert run.learning_rate(step) == pytest.approx(0.5 * ladder.rate_at(step))
+    assert [ladder.rate_at(step) for step in (2399, 2400)] == [1, 0.5]
 
 
 def test_rates_are_tried_to_the_end_until_a_lower_one_is_worse(monkeypatch):

@@ -127,12 +127,12 @@ def test_zero_is_what_the_paper_says():
     assert grown.tau == layer[0].tau
     biased = nn.Sequential(Pattention(8, 6, 12, key_bias=True))
     nn.init.normal_(biased[0].key_bias)
-    grown = grow(biased, 2)[0]
+    grown = grow(biased, 2, method="zero")[0]
     assert torch.equal(grown.key_bias[:12], biased[0].key_bias)
     assert grown.key_bias[12:].eq(0).all()
     large = nn.Sequential(Pattention(8, 64, 500))
     large[0].value_tokens.data *= 7.0
-    new = grow(large, 2)[0].value_tokens[500:]
+    new = grow(large, 2, method="zero")[0].value_tokens[500:]
     assert new.std().item() == pytest.approx(large[0].value_tokens.std().item(), rel=0.02)
 
 
@@ -268,12 +268,12 @@ def test_the_whole_ladder_of_presets():
 def test_a_seed_means_the_same_tokens_everywhere():
     model = make_tiny()
     a, b, other = grow(model, 2, seed=1), grow(model, 2, seed=1), grow(model, 2, seed=2)
-    name = "model.layers.1.ffn.value_tokens"
+    name = "model.layers.1.ffn.key_tokens"
     assert torch.equal(a.state_dict()[name], b.state_dict()[name])
     assert not torch.equal(a.state_dict()[name], other.state_dict()[name])
     alone = grow(model, num_tokens={"ffn": 512}, seed=1)
     assert torch.equal(a.state_dict()[name], alone.state_dict()[name])
-    twins = [grow(model, 2, seed=1).state_dict()[f"model.layers.{i}.ffn.value_tokens"][256:] for i in (0, 1)]
+    twins = [a.state_dict()[f"model.layers.{i}.ffn.key_tokens"][256:] for i in (0, 1)]
     assert not torch.equal(*twins)
 
 
@@ -340,9 +340,18 @@ def test_a_shared_layer_grows_once():
 def test_an_all_zero_layer_does_not_stay_dead():
     layer = nn.Sequential(Pattention(4, 4, 8))
     nn.init.zeros_(layer[0].value_tokens)
-    assert grow(layer, 2)[0].value_tokens[8:].std() > 0.1
+    assert grow(layer, 2, method="zero")[0].value_tokens[8:].std() > 0.1
     nn.init.zeros_(layer[0].key_tokens)
     assert grow(layer, 2, method="rotate")[0].value_tokens[8:].std() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"), [("l2_gelu", "rotate"), ("l2_silu", "rotate"), ("gelu_l2", "split"), ("softmax", "split")]
+)
+def test_the_method_that_trains_best_is_taken_unless_another_is_given(kind, method):
+    model = make_tiny(pattention_kind=kind)
+    assert plan_growth(model, 2).method == method == model.config.growth_method
+    assert plan_growth(nn.Sequential(Pattention(4, 4, 8, kind)), 2).method == method
 
 
 def test_the_plan_can_be_kept_as_json():

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from transformers import AutoModelForCausalLM
+from transformers.optimization import Adafactor
 
 from conftest import make_tiny, relative_error
 from tokenformer import BadRequestError, Pattention, grow, grow_optimizer, plan_growth
@@ -37,7 +38,7 @@ def step(model, optimizer):
 def test_zero_old_rows_move_as_they_would_have_moved(inplace):
     model, optimizer = trained()
     twin, twin_optimizer = trained()
-    grown = grow(model, 2, inplace=inplace)
+    grown = grow(model, 2, method="zero", inplace=inplace)
     grown_optimizer = grow_optimizer(optimizer, model, grown)
     assert (grown_optimizer is optimizer) == inplace
     step(grown, grown_optimizer)
@@ -141,13 +142,68 @@ def test_from_a_state_dict_on_disk(tmp_path):
 
 @pytest.mark.parametrize(
     ("optimizer_class", "options"),
-    [(torch.optim.SGD, {"momentum": 0.9}), (torch.optim.Adam, {"amsgrad": True}), (torch.optim.SGD, {})],
+    [
+        (torch.optim.SGD, {"momentum": 0.9}),
+        (torch.optim.Adam, {"amsgrad": True}),
+        (torch.optim.NAdam, {}),
+        (torch.optim.RAdam, {}),
+        (torch.optim.SGD, {}),
+        (torch.optim.RMSprop, {"centered": True, "momentum": 0.9}),
+        (torch.optim.Adagrad, {}),
+        (torch.optim.Adafactor, {}),
+        (Adafactor, {"relative_step": False}),
+    ],
 )
 @pytest.mark.parametrize("method", ["zero", "split", "rotate"])
 def test_other_optimizers(optimizer_class, options, method):
     model, optimizer = trained(optimizer_class, **options)
     grown = grow(model, 2, method=method)
     step(grown, grow_optimizer(optimizer, model, grown))
+
+
+@pytest.mark.parametrize("method", ["zero", "split"])
+def test_muon(method):
+    """It takes matrices only; its momentum follows as SGD's does."""
+    model = make_tiny()
+    optimizer = torch.optim.Muon([p for p in model.parameters() if p.dim() == 2], lr=1e-3)
+    step(model, optimizer)
+    grown = grow(model, 2, method=method)
+    new = grow_optimizer(optimizer, model, grown)
+    old_momentum, momentum = (
+        each.state[of.model.layers[0].ffn.key_tokens]["momentum_buffer"]
+        for each, of in ((optimizer, model), (new, grown))
+    )
+    copies = {"zero": [old_momentum, torch.zeros_like(old_momentum)], "split": [old_momentum / 2, old_momentum / 2]}
+    assert torch.equal(momentum, torch.cat(copies[method]))
+    step(grown, new)
+
+
+FACTORED = {
+    "transformers": (Adafactor, {"relative_step": False, "scale_parameter": False}, "exp_avg_sq_row", "exp_avg_sq_col"),
+    "torch": (torch.optim.Adafactor, {}, "row_var", "col_var"),
+}
+
+
+@pytest.mark.parametrize("whose", FACTORED)
+@pytest.mark.parametrize(("method", "copies"), [("zero", 1), ("split", 2)])
+def test_adafactors_second_moments_of_every_entry_follow(whose, method, copies):
+    """It keeps means over rows and columns; what it makes of both is what Adam's rule says of every entry."""
+    optimizer_class, options, rows, columns = FACTORED[whose]
+    model, optimizer = trained(optimizer_class, **options)
+    grown = grow(model, 3 if method == "zero" else 2, method=method)
+    new = grow_optimizer(optimizer, model, grown)
+
+    def second_moments(of, parameter):
+        by_token, by_column = of.state[parameter][rows].view(-1, 1), of.state[parameter][columns].view(1, -1)
+        return by_token @ by_column / by_token.mean()
+
+    old_layer, layer = model.model.layers[0].ffn, grown.model.layers[0].ffn
+    for kind, factor in (("key_tokens", 1 if copies == 1 else 1 / 4 + 1 / 2), ("value_tokens", 1)):
+        old = second_moments(optimizer, getattr(old_layer, kind))
+        found = second_moments(new, getattr(layer, kind))
+        for copy_of_old in found[: copies * 256].split(256):
+            torch.testing.assert_close(copy_of_old, factor * old, rtol=1e-5, atol=0)
+        assert found[copies * 256 :].eq(0).all()
 
 
 def test_a_chain_of_growths_in_place():
@@ -164,21 +220,54 @@ def test_bad_requests():
     grown = grow(model, 2, method="split")
     with pytest.raises(BadRequestError, match=r"holds 23 parameters that are not old_model's"):
         grow_optimizer(optimizer, grown, grown)
-    with pytest.raises(BadRequestError, match=r"does not remember a growth step; give growth=plan_growth"):
+    with pytest.raises(BadRequestError, match=r"has no record of a growth step; pass growth=plan_growth"):
         grow_optimizer(optimizer, model, copy.deepcopy(model))
     with pytest.raises(BadRequestError, match=r"keyed by 0, not by parameter names"):
         grow_optimizer(optimizer.state_dict(), model, grown)
     with pytest.raises(BadRequestError, match=r"the state has 'model.layers.0.fnn.key_tokens', new_model does not"):
         grow_optimizer({"state": {"model.layers.0.fnn.key_tokens": {}}}, model, grown)
-    odd = {"state": {"model.layers.0.ffn.key_tokens": {"row_average": torch.zeros(256)}}}
-    with pytest.raises(BadRequestError, match=r"'row_average' of model.layers.0.ffn.key_tokens has shape \(256,\)"):
+    odd = {"state": {"model.layers.0.ffn.key_tokens": {"exp_avg": torch.zeros(256)}}}
+    with pytest.raises(BadRequestError, match=r"'exp_avg' of model.layers.0.ffn.key_tokens has shape \(256,\)"):
         grow_optimizer(odd, model, grown)
-    unknown = {"state": {"model.layers.0.ffn.key_tokens": {"hessian": torch.zeros(256, 64)}}}
-    with pytest.raises(BadRequestError, match=r"how state 'hessian' .* follows a split is not known"):
-        grow_optimizer(unknown, model, grown)
-    assert grow_optimizer(unknown, model, grow(model, 2))["state"]["model.layers.0.ffn.key_tokens"][
-        "hessian"
-    ].shape == (512, 64)
+    # It may be a copy of the tokens, or their own learning rates: rows of zeros would be wrong.
+    unknown = {"state": {"model.layers.0.ffn.key_tokens": {"prev": torch.zeros(256, 64)}}}
+    for bigger in (grown, grow(model, 2)):
+        with pytest.raises(BadRequestError, match=r"no rule for how state 'prev' .* follows its tokens; use Adam, SGD"):
+            grow_optimizer(unknown, model, bigger)
+
+
+@pytest.mark.parametrize("name", ["Adamax", "Adadelta", "ASGD", "Rprop"])
+def test_optimizers_without_rules_are_refused_before_anything_is_touched(name):
+    model, optimizer = trained(getattr(torch.optim, name))
+    weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(BadRequestError, match=r"there is no rule for how state '\w+' of model.layers.0"):
+        grow(model, 2, inplace=True, optimizer=optimizer)
+    torch.testing.assert_close(model.state_dict(), weights, rtol=0, atol=0)
+    torch.testing.assert_close(optimizer.state_dict(), state, rtol=0, atol=0)
+
+
+def test_model_and_optimizer_grow_together():
+    model, optimizer = trained()
+    twin, twin_optimizer = trained()
+    assert grow(model, 2, method="split", inplace=True, optimizer=optimizer) is model
+    grow(twin, 2, method="split", inplace=True)
+    grow_optimizer(twin_optimizer, twin, twin)
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p, q)
+        assert all(torch.equal(value, twin_optimizer.state[q][key]) for key, value in optimizer.state[p].items())
+
+
+def test_neither_model_nor_optimizer_is_touched_when_the_state_cannot_follow():
+    model, optimizer = trained()
+    optimizer.state[model.model.layers[1].ffn.value_tokens]["exp_avg"] = torch.zeros(256, 64, dtype=torch.uint8)
+    weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(BadRequestError, match=r"'exp_avg' of model.layers.1.ffn.value_tokens is quantised \(uint8\)"):
+        grow(model, 2, inplace=True, optimizer=optimizer)
+    with pytest.raises(BadRequestError, match=r"optimizer= goes with inplace=True"):
+        grow(model, 2, optimizer=optimizer)
+    torch.testing.assert_close(model.state_dict(), weights, rtol=0, atol=0)
+    torch.testing.assert_close(optimizer.state_dict(), state, rtol=0, atol=0)
+    assert model.config.growth_history is None
 
 
 def test_growth_can_be_given():
@@ -188,6 +277,26 @@ def test_growth_can_be_given():
     del grown.last_growth
     grown.config.growth_history = None
     grow_optimizer(optimizer, model, grown, growth=growth)
+
+
+def test_two_steps_at_once_are_refused_by_the_record(tmp_path):
+    """Of two methods only the last would be read, and tokens that the first appended would get others' moments."""
+    model, optimizer = trained(steps=1)
+    grow(grow(model, 2, method="zero"), 2, method="split").save_pretrained(tmp_path)
+    grown = type(model).from_pretrained(tmp_path)
+    with pytest.raises(BadRequestError, match="new_model is 2 growth steps from old_model"):
+        grow_optimizer(optimizer, model, grown)
+
+
+def test_states_that_are_no_tensors_are_refused():
+    model, optimizer = trained(steps=1)
+    optimizer.state[model.model.layers[0].ffn.key_tokens]["GG"] = [torch.eye(3)]
+    with pytest.raises(BadRequestError, match=r"state 'GG' of model.layers.0.ffn.key_tokens is a list"):
+        grow(model, 2, inplace=True, optimizer=optimizer)
+    optimizer = torch.optim.LBFGS(model.parameters())
+    with pytest.raises(BadRequestError, match="LBFGS keeps all parameters in one vector"):
+        grow(model, 2, inplace=True, optimizer=optimizer)
+    assert model.config.num_tokens == make_tiny().config.num_tokens
 
 
 def test_rows_that_are_held_hold_their_biases_too():

@@ -27,7 +27,7 @@ from tokenformer import BadRequestError, Pattention, TokenFormerConfig, TokenFor
         ({"num_tokens": {"attention": 512}}, r"choose one of qkv, out, ffn"),
         ({"num_tokens": 100}, r"layers.0.ffn has 256 tokens and 100 were asked for"),
         ({"to": "354n"}, r"preset '354n' is not known; did you mean '354m'\?"),
-        ({"to": "354m"}, r"preset '354m' has hidden_size=768, this model has 64; growth adds tokens only"),
+        ({"to": "354m"}, r"preset '354m' has hidden_size=768, this model has 64; growth only adds tokens"),
         ({"to": "tiny"}, r"already has the token counts of preset 'tiny'"),
         ({"factor": 2, "method": "spilt"}, r"method='spilt' is not known; did you mean 'split'\?"),
         ({"factor": 2, "method": "random"}, r"'random' changes what the model computes; say exact=False"),

@@ -1,6 +1,5 @@
 """Images as data: where they come from, their classes, how they are decoded, and what happens to bad ones."""
 
-import dataclasses
 import errno
 import logging
 import pickle
@@ -18,10 +17,10 @@ from torch.utils.data import DataLoader
 
 from image_files import class_folder, encoded, idx_folder, picture, prepared, table, write_idx
 from tokenformer import BadFileError, BadRequestError
-from tokenformer.data import AugmentConfig, ImageConfig, prepare_images
-from tokenformer.data.image_config import CONSTANTS
-from tokenformer.data.image_data import decode
-from tokenformer.data.prepare_images import assign_parts
+from tokenformer.data.images import AugmentSettings, ImageData, ImageSettings
+from tokenformer.data.images.data import assign_parts
+from tokenformer.data.images.pictures import decode
+from tokenformer.data.images.settings import CONSTANTS
 
 
 def refused(error, message, *args, **settings):
@@ -115,13 +114,13 @@ class TestSources:
         assert len(named.train) == 4
 
     def test_digits(self, monkeypatch):
-        data = prepare_images(ImageConfig(images="digits", size=8, channels=1, split=[0.8, 0.1, 0.1]))
+        data = ImageData(ImageSettings(images="digits", size=8, channels=1, split=[0.8, 0.1, 0.1])).prepare()
         assert data.stats == {"train": 1797 - 180 - 180, "validation": 180, "test": 180}
-        assert data.num_labels == 10
+        assert len(data.id2label) == 10
         assert data.train[0]["pixel_values"].shape == (1, 8, 8)
         monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
         with pytest.raises(BadRequestError, match=r"digits comes with scikit-learn; install the extra: .*\[vision\]"):
-            prepare_images(ImageConfig(images="digits"))
+            ImageData(ImageSettings(images="digits")).prepare()
 
     def test_digits_are_not_a_folder_of_that_name(self, tmp_path, monkeypatch):
         class_folder(tmp_path / "digits", ("one", "two"))
@@ -188,7 +187,7 @@ class TestSources:
 
     def test_one_path_may_be_given_as_a_path(self, tmp_path):
         folder = class_folder(tmp_path / "c")
-        assert len(prepare_images(ImageConfig(images=folder, validation_fraction=0.0)).train) == 8
+        assert len(ImageData(ImageSettings(images=folder, validation_fraction=0.0)).prepare().train) == 8
 
 
 class TestClasses:
@@ -211,7 +210,7 @@ class TestClasses:
         other = class_folder(tmp_path / "other", ("cat", "dogs"))
         refused(
             BadRequestError,
-            "the class 'dogs', which training has not: did you mean 'dog'?",
+            "the class 'dogs', which training does not have: did you mean 'dog'?",
             tmp_path,
             train,
             validation=other,
@@ -316,14 +315,13 @@ class TestDecoding:
     @pytest.mark.parametrize(("width", "height"), [(40, 30), (30, 40), (9, 50), (8, 8)])
     @pytest.mark.parametrize("crop_fraction", [1.0, 0.875])
     def test_validation_is_what_the_image_processor_of_transformers_does(self, tmp_path, width, height, crop_fraction):
-        import json
 
-        from transformers import AutoImageProcessor
+        from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
         image = picture(3, width, height)
         table([0, 0], [encoded(image)] * 2).to_parquet(tmp_path / "a.parquet")
         data = prepared(tmp_path, tmp_path / "a.parquet", crop_fraction=crop_fraction, normalise="imagenet")
-        (tmp_path / "preprocessor_config.json").write_text(json.dumps(data.processor))
+        data.save_beside(tmp_path)
         theirs = AutoImageProcessor.from_pretrained(tmp_path)(image, return_tensors="pt")["pixel_values"][0]
         torch.testing.assert_close(data.train[0]["pixel_values"], theirs, atol=1e-5, rtol=0)
 
@@ -351,7 +349,13 @@ class TestHoldingOut:
 
     def test_too_few_to_hold_out(self, tmp_path):
         folder = class_folder(tmp_path / "c", ("a",), each=1)
-        refused(BadRequestError, "1 images are too few", tmp_path, folder, validation_fraction=0.5)
+        refused(
+            BadRequestError,
+            "1 images \\(duplicates counted once\\) are too few",
+            tmp_path,
+            folder,
+            validation_fraction=0.5,
+        )
 
     def test_the_key_follows_classes_labels_and_images(self, tmp_path):
         images = [encoded(picture(i)) for i in range(2)]
@@ -386,7 +390,7 @@ class TestBadImages:
         assert labels[0] == labels[3]
         assert [place.rpartition("a.parquet ")[2] for place in data.bad_images] == ["row 2", "row 3", "row 6"]
         assert len(caplog.messages) == 3
-        assert "a.parquet row 2 cannot be decoded: it is no image of a known format; another" in " ".join(
+        assert "a.parquet row 2 cannot be decoded: it is not an image of a known format; another" in " ".join(
             caplog.messages
         )
 
@@ -512,31 +516,31 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("settings", "message"),
         [
-            ({"size": 0}, "size=0 was given; an image needs at least 1 pixel"),
-            ({"size": 1.5}, "size=1.5 was given; it must be a whole number"),
-            ({"channels": 4}, "channels=4 was given; choose 3, or 1 for grey"),
-            ({"crop_fraction": 0}, "crop_fraction=0 was given"),
-            ({"validation_fraction": 1.0}, "validation_fraction=1.0 was given"),
+            ({"size": 0}, "size is 0; a whole number of at least 1 is needed"),
+            ({"size": 1.5}, "size is 1.5; a whole number of at least 1"),
+            ({"channels": 4}, "channels is 4; choose one of 1, 3"),
+            ({"crop_fraction": 0}, "crop_fraction is 0; a number above 0 and at most 1 is needed"),
+            ({"validation_fraction": 1.0}, "validation_fraction is 1.0; a number of at least 0 and below 1"),
             ({"split": [0.5, 0.2]}, "split=.* add up to 1"),
             ({"split": [0.5, 0.5], "validation": "x"}, "both split and validation"),
-            ({"seed": 2**64}, "it must fit 64 bits"),
-            ({"split_seed": -(2**64)}, "it must fit 64 bits"),
-            ({"workers": -1}, "workers=-1 was given"),
+            ({"seed": 2**64}, "seed is 18446744073709551616; a whole number of at least"),
+            ({"split_seed": -(2**64)}, "split_seed is -18446744073709551616; a whole"),
+            ({"workers": -1}, "workers is -1; a whole number of at least 0 and at most 256 is needed"),
             ({"normalise": "imagnet"}, "did you mean 'imagenet'?"),
             ({"mean": [0.1]}, "one of mean and std was given"),
             ({"mean": [0.1, 0.2], "std": [1, 1]}, "mean has 2 values, and images have channels=3"),
-            ({"mean": [0.1], "std": [0]}, "std=.* above 0"),
+            ({"mean": [0.1], "std": [0]}, r"std\[0\] is 0; a number above 0 is needed"),
             ({"normalise": "cifar10", "channels": 1}, "mean has 3 values, and images have channels=1"),
             ({"augment": {"flipp": 0.5}}, "augment: 'flipp' is not known; did you mean 'flip'?"),
             ({"augment": "all"}, "augment is 'all'; a list of keys and values is needed"),
-            ({"augment": {"crop_scale": ["a", 1]}}, r"augment.crop_scale=\['a', 1\] was given"),
-            ({"augment": {"flip": 2}}, "augment.flip=2 was given; a probability is between 0 and 1"),
-            ({"augment": {"flip": "often"}}, "augment.flip='often' was given; it must be a number"),
-            ({"augment": {"rand_augment": -1}}, "augment.rand_augment=-1 was given"),
-            ({"augment": {"magnitude": 11}}, "augment.magnitude=11 was given; it must be between 0 and 10"),
-            ({"augment": {"crop_scale": [1, 0.5]}}, r"augment.crop_scale=\[1, 0.5\] .* as \[0.08, 1.0\]"),
-            ({"augment": {"label_smoothing": 1.0}}, "augment.label_smoothing=1.0 was given"),
-            ({"augment": {"crop_scale": (1, 0.5)}}, r"augment.crop_scale=\(1, 0.5\) .* as \[0.08, 1.0\]"),
+            ({"augment": {"crop_scale": ["a", 1]}}, r"augment.crop_scale\[0\] is 'a'; a number is needed"),
+            ({"augment": {"flip": 2}}, "augment.flip is 2; a number of at least 0 and at most 1 is needed"),
+            ({"augment": {"flip": "often"}}, "augment.flip is 'often'; a number"),
+            ({"augment": {"rand_augment": -1}}, "augment.rand_augment is -1; a whole number of at least 0"),
+            ({"augment": {"magnitude": 11}}, "augment.magnitude is 11; a number of at least 0 and at most 10"),
+            ({"augment": {"crop_scale": [1, 0.5]}}, r"augment.crop_scale: \[1.0, 0.5\] .* as \[0.08, 1.0\]"),
+            ({"augment": {"label_smoothing": 1.0}}, "label_smoothing is 1.0; a number of at least 0 and below 1"),
+            ({"augment": {"crop_scale": (1, 0.5)}}, r"augment.crop_scale: \[1.0, 0.5\] .* as \[0.08, 1.0\]"),
         ],
     )
     def test_settings(self, tmp_path, settings, message):
@@ -545,7 +549,7 @@ class TestRefusals:
     @pytest.mark.parametrize(("module", "settings"), [("PIL.Image", {}), ("kornia", {"augment": {"rand_augment": 2}})])
     def test_a_missing_extra_is_named(self, tmp_path, monkeypatch, module, settings):
         monkeypatch.setitem(sys.modules, module, None)
-        refused(BadRequestError, r'pip install -c constraints.txt -e "\.\[vision\]"', tmp_path, "digits", **settings)
+        refused(BadRequestError, r'pip install "tokenformer\[vision\]"', tmp_path, "digits", **settings)
 
 
 def test_the_usual_means_and_deviations():
@@ -557,10 +561,10 @@ def test_the_usual_means_and_deviations():
 
 
 def test_a_recipes_section_and_its_resolved_copy():
-    config = ImageConfig(images="x", augment={"flip": 0.5})
-    assert config.augment == AugmentConfig(flip=0.5)
-    assert ImageConfig(**dataclasses.asdict(config)) == config
-    assert not AugmentConfig().mixes
+    settings = ImageSettings(images="x", augment={"flip": 0.5})
+    assert settings.augment == AugmentSettings(flip=0.5)
+    assert ImageSettings(**settings.model_dump()) == settings
+    assert not AugmentSettings().mixes
 
 
 def test_the_example_of_the_docs_runs(capsys):

@@ -195,7 +195,7 @@ def test_layers_grow_pickle_and_cast():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: tnn.MultiheadAttention(10, 3), r"embed_dim=10 does not divide by num_heads=3"),
+        (lambda: tnn.MultiheadAttention(10, 3), r"embed_dim=10 is not divisible by num_heads=3"),
         (lambda: tnn.TransformerEncoderLayer(8, 2, activation="relu"), r"activation='relu' was given; .* GeLU"),
     ],
 )

@@ -15,7 +15,7 @@ from official_files import (
     write_official,
     write_tokenizer,
 )
-from tokenformer import BadFileError, BadRequestError, files, grow
+from tokenformer import BadFileError, BadRequestError, grow, io
 from tokenformer.official import export_official, import_official
 
 IDS = torch.randint(0, ROWS, (2, 19), generator=torch.Generator().manual_seed(0))
@@ -160,7 +160,7 @@ def save(model, folder):
 
 def test_grown_models(tmp_path):
     tiny = make_tiny()
-    zero = save(grow(tiny, 2), tmp_path / "zero")
+    zero = save(grow(tiny, 2, method="zero"), tmp_path / "zero")
     by_one = save(grow(tiny, num_tokens={"out": 65}), tmp_path / "by_one")
     for folder, message in (
         (
@@ -193,7 +193,7 @@ def test_models_that_the_authors_code_cannot_compute(tmp_path):
         (
             "rope",
             {"rope_parameters": rope},
-            r"rope: rope_type is 'linear'; the authors' code knows 'default' only",
+            r"rope: rope_type is 'linear'; the authors' code only has 'default'",
         ),
         ("heads", {"hidden_size": 48}, r"heads: rotary_pct is 0\.25, which rotates 3 of a head's 12 entries"),
     ):
@@ -245,7 +245,7 @@ def drop_a_tensor(path):
             "config.json",
             lambda path: GPT2Config().save_pretrained(path.parent),
             BadRequestError,
-            r"model holds a gpt2 model, and a TokenFormer",
+            r"model holds a gpt2 model, but a TokenFormer",
         ),
     ],
 )
@@ -263,8 +263,8 @@ def test_export_overwrites_nothing(tmp_path):
     folder, taken, free = save(make_tiny(), tmp_path / "model"), tmp_path / "taken", tmp_path / "free"
     taken.write_text("mine")
     for checkpoint, config, message in (
-        (taken, free, r"taken is there already and would be overwritten"),
-        (free, taken, r"taken is there already"),
+        (taken, free, r"taken exists already and would be overwritten"),
+        (free, taken, r"taken exists already"),
         (free, free, r"free was given for both files"),
         (tmp_path, free, r"is a folder; name the file"),
     ):
@@ -287,17 +287,17 @@ def test_export_leaves_both_files_or_none(tmp_path, monkeypatch, error):
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr("tokenformer.official.convert.write_settings", fail)
+        patch.setattr("tokenformer.official.write_settings", fail)
         refused(tmp_path, type(error), r"", work)
 
     # The second file cannot take its name: the first loses it again.
-    rename = files.Path.rename
+    rename = io.Path.rename
 
     def rename_once(path, target):
         return fail() if target.name == "a.yml" else rename(path, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(files.Path, "rename", rename_once)
+        patch.setattr(io.Path, "rename", rename_once)
         refused(tmp_path, type(error), r"", work)
     work()
     assert names(tmp_path) == ["a.bin", "a.yml", "model"]

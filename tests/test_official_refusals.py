@@ -34,12 +34,12 @@ def names(folder):
         (
             {"norm_activation_type": "relu"},
             BadRequestError,
-            r"is 'relu'; supported are l2_norm_gelu, gelu_l2_norm, s",
+            r"is 'relu'; the supported ones are l2_norm_gelu, gelu_l2_norm, s",
         ),
         (
             {"norm_activation_type": ["softmax"]},
             BadRequestError,
-            r"norm_activation_type is \['softmax'\]; supported",
+            r"norm_activation_type is \['softmax'\]; the supported",
         ),
         ({"pos_emb": "learned"}, BadRequestError, r"pos_emb is 'learned'; only 'rotary' is supported"),
         ({"gpt_j_residual": True}, BadRequestError, r"gpt_j_residual is True; only False is supported"),
@@ -245,7 +245,7 @@ def test_out_dir_must_be_new_or_empty(tmp_path, monkeypatch):
             # Said before the files are read, which may take long: this one is not even there.
             import_official(tmp_path / "no.bin", config, taken)
 
-        refused(tmp_path, BadRequestError, r"is there already and would be overwritten", work)
+        refused(tmp_path, BadRequestError, r"exists already and would be overwritten", work)
     monkeypatch.chdir(empty)
     refused(tmp_path, BadRequestError, r"working directory", lambda: import_official(checkpoint, config, "."))
     monkeypatch.chdir(tmp_path)

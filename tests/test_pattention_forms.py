@@ -1,6 +1,7 @@
 """The fused form of Pattention against its specification: outputs, gradients, what it keeps, who sees through it."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -9,10 +10,11 @@ from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+from coarse_kernels import CoarseKernels
 from conftest import ODD_SHAPES, make_tiny, relative_error
-from tokenformer import KINDS, BadRequestError, Pattention, TokenFormerConfig, pattention
-from tokenformer.pattention import fused
-from tokenformer.pattention.functional import default_tau, reference
+from tokenformer import KINDS, BadRequestError, Pattention, TokenFormerConfig
+from tokenformer.pattention import fused, pattention
+from tokenformer.pattention.functional import LARGEST_ENTRY, SMALLEST_EXPONENT, default_tau, reference, row_scale
 
 # Both forms round every product of the chain once, in another order: a few ulps. In half precision the normalised
 # scores are rounded once more than in the specification, which holds them in fp32.
@@ -110,6 +112,45 @@ def test_rows_of_every_size_beside_ordinary_ones(kind, dtype, size, biased):
         rows = (torch.atleast_2d(tensor.double()) for tensor in (given_, expected))  # the gradient of a bias is one row
         for row, expected_row in zip(*rows, strict=True):
             assert (row - expected_row).norm() <= 4 * TOLERANCE[dtype] * expected_row.norm() + 1e-6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("biased", [False, True])
+def test_no_kernel_is_asked_for_what_another_cpus_cannot_give(kind, dtype, biased):
+    """Kernels of one make of CPU overflow where those of another do not: see coarse_kernels.py."""
+    largest, tau = torch.finfo(dtype).max, default_tau(24, kind)
+    inputs = leaves((7,), 16, 8, 24, dtype, biased=biased)
+    with torch.no_grad():
+        for row, size in enumerate((largest, largest / 3, largest**0.5, 1e3, torch.finfo(dtype).tiny)):
+            inputs[0][row] = inputs[0][row].sign() * size
+    grad = torch.randn(7, 8, dtype=dtype)
+    rows, keys, values, *biases = (tensor.detach() for tensor in inputs)
+    key_bias, bias = biases or (None, None)
+    scale = torch.tensor(tau, dtype=torch.promote_types(dtype, torch.float32))
+    with CoarseKernels():
+        plain = run(reference, inputs, grad, tau, kind)
+        for kept in (True, False):
+            out, scores, stats = fused.forward(rows, keys, values, key_bias, bias, scale, kind, kept)
+            needs = (True, True, True, biased, biased)
+            gradients = fused.backward(grad, rows, keys, values, key_bias, scale, kind, scores, stats, 0, needs)
+            assert all(tensor.isfinite().all() for tensor in (out, *gradients[: len(inputs)]))
+        alone = fused.attend(rows, keys, values, key_bias, bias, scale, kind)
+    assert all(tensor.isfinite().all() for tensor in plain)
+    for given_ in (out, alone):
+        assert (given_ - plain[0]).norm() <= 4 * TOLERANCE[dtype] * plain[0].norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_are_scaled_by_exact_powers_of_two(dtype):
+    """Whatever library computes the logarithm and the power."""
+    info = torch.finfo(dtype)
+    exponents = torch.arange(round(math.log2(info.tiny)) // 2, round(math.log2(info.max)) - 1)
+    rows = torch.tensor([[1.5 * 2.0**exponent] for exponent in exponents.tolist()], dtype=dtype)
+    scale = row_scale(rows)
+    assert torch.equal(torch.frexp(scale).mantissa, torch.full_like(scale, 0.5))
+    small = scale == 2.0**SMALLEST_EXPONENT
+    assert ((rows / scale <= LARGEST_ENTRY) & (small | (rows / scale > LARGEST_ENTRY / 2))).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)

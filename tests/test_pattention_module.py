@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from tokenformer import BadRequestError, Pattention, pattention, pattention_layers
+from tokenformer import BadRequestError, Pattention, pattention_layers
+from tokenformer.pattention import pattention
 
 
 def test_is_the_function_with_its_own_tokens():

@@ -1,9 +1,14 @@
 """`tokenformer report`: what it reads, what its page says, and that the page stands alone."""
 
 import json
+import math
 import re
 import struct
 import sys
+from datetime import timedelta
+from importlib.resources import files
+from itertools import combinations
+from operator import mul
 from pathlib import Path
 
 import pytest
@@ -12,7 +17,7 @@ from command import ended, run
 from synthetic_runs import RECIPE, write_run
 from tokenformer.errors import BadFileError, BadRequestError
 from tokenformer.report import load_run, load_runs, write_report
-from tokenformer.report.curves import MOST_POINTS, both_axes, count, flops, thin
+from tokenformer.report.curves import COLOURS, MOST_POINTS, all_axes, count, flops, thin
 
 NAMES = ["loss-vs-compute.png", "loss-vs-tokens.png", "report.html"]
 
@@ -25,7 +30,7 @@ def ladder(tmp_path):
 @pytest.fixture
 def no_pictures(monkeypatch):
     """Leaves out what takes longest, in tests of the page."""
-    monkeypatch.setattr("tokenformer.report.write.draw_losses", lambda *args: args[-1].encode())
+    monkeypatch.setattr("tokenformer.report.page.draw_losses", lambda *args: args[-1].encode())
 
 
 def page_of(folder, out, **options):
@@ -128,26 +133,101 @@ def test_the_table_of_stages(ladder, tmp_path, no_pictures):
     assert [row[0] for row in rows[1:]] == ["1", "2", "3", "all"]
     second, loss = rows[2], f"{stages[0].loss:.3f}"
     assert second[:5] == ["2", "split", "354,127,872", "210M", "446 PFLOPs"]
-    assert second[5:7] == [loss, loss]
-    assert second[7:] == [f"{stages[1].loss:.3f}", f"{stages[1].per_second:,.0f}"]
-    assert rows[1][5:7] == ["–", "–"]
+    assert second[5] == str(timedelta(seconds=round(stages[1].seconds)))
+    assert second[6:8] == [loss, loss]
+    last = [f"{stages[1].loss:.3f}", f"{stages[1].per_second:,.0f}", f"{0.35 * stages[1].loss:.3f}"]
+    assert second[8:] == last
+    assert rows[1][6:8] == ["–", "–"]
     assert rows[4][3:5] == ["629M", "1.55 EFLOPs"]
     assert f"<pre>{RECIPE}</pre>" in page
 
 
 def test_what_the_figures_draw(ladder, tmp_path, no_pictures):
     data = data_of(page_of(ladder, tmp_path / "out"))
-    compute, tokens = data["axes"]
-    assert (compute["title"], tokens["title"]) == ("training compute, EFLOPs", "training tokens, millions")
+    compute = data["axes"][0]
+    titles = [axis["title"] for axis in data["axes"]]
+    assert titles == ["training compute, EFLOPs", "training tokens, millions", "training time, minutes"]
     (drawn,) = data["runs"]
     assert [growth["parameters"] for growth in drawn["growths"]] == ["124M → 354M", "354M → 757M"]
     assert all(len(set(growth["loss"].split(" → "))) == 1 for growth in drawn["growths"])
-    assert drawn["growths"][0]["at"] == pytest.approx([0.15658, 209.7], rel=1e-3)
-    assert drawn["training"][-1][:2] == pytest.approx([compute["end"], tokens["end"]], rel=1e-5)
+    assert drawn["growths"][0]["at"][:2] == pytest.approx([0.15658, 209.7], rel=1e-3)
+    assert drawn["training"][-1][:3] == pytest.approx([axis["end"] for axis in data["axes"]], rel=1e-5)
     low, high = compute["linear_loss"]
-    assert low < drawn["validation"][-1][2] < high < drawn["training"][0][2]
-    assert max(point[2] for point in drawn["lr"]) == pytest.approx(6)
+    assert low < drawn["validation"][-1][-1] < high < drawn["training"][0][-1]
+    assert max(point[-1] for point in drawn["lr"]) == pytest.approx(6)
     assert len(drawn["grad_norm"]) == 117
+
+
+def test_time_is_that_of_the_steps(tmp_path):
+    """From the speeds, so that a run may have been stopped for a night; unknown where no speed was measured."""
+    lines = [entry(step=1, tokens_per_second=50), entry(step=3), entry("validation", step=3, validation_loss=2.0)]
+    read = load_run(one_run(tmp_path / "run", *lines))
+    assert [one.at.seconds for one in read.train] == [100 / 50, 100 / 50 + 200 / 5]
+    assert (read.validation[0].at.seconds, read.stages[0].seconds) == (42, 42)
+    unknown = load_run(one_run(tmp_path / "unknown", entry(tokens_per_second=None), entry(step=2, tokens_per_second=0)))
+    assert [axis.name for axis in all_axes([read])] == ["flops", "seen", "seconds"]
+    assert [axis.name for axis in all_axes([read, unknown])] == ["flops", "seen"]
+
+
+def test_axes_are_labelled(ladder, tmp_path, no_pictures):
+    page = page_of(ladder, tmp_path / "out")
+    labels = re.findall(r'data-label="(.*?)"', page)
+    assert labels == ["learning rate, 10⁻⁴", "norm", "tokens/s, thousands", "bits per byte"]
+    assert "${title}, logarithmic" in page  # which page.js adds where it is
+
+
+def test_no_folder_of_the_authors_machine_is_in_the_page(ladder, tmp_path, no_pictures):
+    paths = ["train: /home/me/my corpus/a.txt", "- '/home/me/b'", "cache: ~/secret/c", "output_dir: C:\\me\\d"]
+    kept = ["train: corpus/e", "tokenizer: org/name", "url: hf://org/name", "learning_rate: 0.001", "empty: /"]
+    (ladder / "recipe.yaml").write_text("\n".join(paths + kept))
+    page = page_of(ladder, tmp_path / "out")
+    shown = re.search(r"<pre>(.*?)</pre>", page, re.DOTALL).group(1).replace("&#x27;", "'").splitlines()
+    assert shown == ["train: …/a.txt", "- '…/b'", "cache: …/c", "output_dir: …/d", *kept]
+    assert str(tmp_path) not in page
+    assert "/home/me" not in page
+
+
+def linear(colour):
+    """The red, green and blue of a colour as light."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    return [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+
+
+def contrast(one, other):
+    """As the Web Content Accessibility Guidelines define it."""
+    low, high = sorted(sum(map(mul, (0.2126, 0.7152, 0.0722), linear(colour))) for colour in (one, other))
+    return (high + 0.05) / (low + 0.05)
+
+
+def mixed(colour, paper, opacity):
+    parts = zip(bytes.fromhex(colour[1:]), bytes.fromhex(paper[1:]), strict=True)
+    return "#" + bytes(round(opacity * a + (1 - opacity) * b) for a, b in parts).hex()
+
+
+def oklab(colour):
+    """Coordinates in which equal distances look equally different."""
+    red, green, blue = linear(colour)
+    long = (0.4122214708 * red + 0.5363325363 * green + 0.0514459929 * blue) ** (1 / 3)
+    middle = (0.2119034982 * red + 0.6806995451 * green + 0.1073969566 * blue) ** (1 / 3)
+    short = (0.0883024619 * red + 0.2817188376 * green + 0.6299787005 * blue) ** (1 / 3)
+    return (
+        0.2104542553 * long + 0.7936177850 * middle - 0.0040720468 * short,
+        1.9779984951 * long - 2.4285922050 * middle + 0.4505937099 * short,
+        0.0259040371 * long + 0.7827717662 * middle - 0.8086757660 * short,
+    )
+
+
+def test_lines_can_be_seen_on_light_and_dark_paper_and_told_apart():
+    style = files("tokenformer.report").joinpath("page.css").read_text()
+    papers, opacities = re.findall(r"--paper: (#\w+)", style), re.findall(r"--faint: ([\d.]+)", style)
+    assert len(COLOURS) == 16
+    for mode, (paper, opacity, least) in enumerate(zip(papers, opacities, (2, 3), strict=True)):
+        colours = [pair[mode] for pair in COLOURS]
+        for colour in colours:
+            assert contrast(colour, paper) > 3, colour
+            assert contrast(mixed(colour, paper, float(opacity)), paper) > least, colour
+        for one, other in combinations(colours, 2):
+            assert math.dist(oklab(one), oklab(other)) > 0.09, (one, other)
 
 
 def test_the_page_stands_alone_and_takes_no_html_from_a_run(tmp_path, no_pictures):
@@ -192,11 +272,11 @@ def test_a_run_of_images_has_accuracies(tmp_path, no_pictures):
     section = page[page.index("<section") :]
     assert "<th>val.<br>accuracy</th><th>val. loss,<br>averaged</th><th>accuracy,<br>averaged</th>" in section
     rows = [cells(row) for row in re.findall(r"<tr>(.*?)</tr>", section)]
-    assert rows[3][9:] == [f"{x:.3f}" for x in (last.accuracy, last.averaged_loss, last.averaged_accuracy)]
+    assert rows[3][10:] == [f"{x:.3f}" for x in (last.accuracy, last.averaged_loss, last.averaged_accuracy)]
     data = data_of(page)
     (drawn,) = data["runs"]
     assert (data["axes"][1]["title"], data["loss_label"]) == ("training images, millions", "loss, nats per image")
-    assert drawn["accuracy"][-1][2] == pytest.approx(last.accuracy, rel=1e-4)
+    assert drawn["accuracy"][-1][-1] == pytest.approx(last.accuracy, rel=1e-4)
     assert [point[:2] for point in drawn["accuracy"]] == [point[:2] for point in drawn["validation"]]
     overview = page[page.index('id="runs"') : page.index('id="controls"')]
     assert f"<td>{last.accuracy:.3f}</td>" in overview
@@ -204,7 +284,7 @@ def test_a_run_of_images_has_accuracies(tmp_path, no_pictures):
 
 def test_text_and_images_are_not_drawn_together(tmp_path):
     folders = [write_run(tmp_path / unit, steps=100, unit=unit) for unit in ("tokens", "images")]
-    ended(run("report", *folders), 2, "tokens counts tokens and images images, whose losses do not compare")
+    ended(run("report", *folders), 2, "tokens counts tokens and images images, whose losses cannot be compared")
 
 
 def test_a_report_is_replaced_and_a_foreign_file_is_not(ladder, tmp_path, no_pictures):
@@ -212,12 +292,12 @@ def test_a_report_is_replaced_and_a_foreign_file_is_not(ladder, tmp_path, no_pic
     out.mkdir()
     runs = load_runs([ladder])
     (out / "report.html").write_text("mine")
-    with pytest.raises(BadRequestError, match=r"report\.html is not from this command"):
+    with pytest.raises(BadRequestError, match=r"report\.html was not written by this command"):
         write_report(runs, out)
     assert (out / "report.html").read_text() == "mine"
     (out / "report.html").unlink()
     (out / "report.html").mkdir()
-    with pytest.raises(BadRequestError, match="is not from this command"):
+    with pytest.raises(BadRequestError, match="was not written by this command"):
         write_report(runs, out)
 
 
@@ -227,7 +307,7 @@ def test_a_failure_leaves_the_earlier_report(ladder, tmp_path, monkeypatch):
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     append(ladder, entry(step=9999))
-    with pytest.raises(BadRequestError, match=re.escape('-e ".[report]"')):
+    with pytest.raises(BadRequestError, match=re.escape('pip install "tokenformer[report]"')):
         write_report(load_runs([ladder]), out)
     with pytest.raises(BadRequestError):
         write_report(load_runs([ladder]), tmp_path / "new")
@@ -271,8 +351,8 @@ def test_numbers_have_three_digits_and_a_unit(tmp_path):
         "123M",
     ]
     assert [flops(n) for n in (0, 4.56e15, 9.996e17)] == ["0 FLOPs", "4.56 PFLOPs", "1.00 EFLOPs"]
-    axes = both_axes(load_runs([one_run(tmp_path / "run", entry(step=3))]))
-    assert [axis.title for axis in axes] == ["training compute, MFLOPs", "training tokens"]
+    axes = all_axes(load_runs([one_run(tmp_path / "run", entry(step=3))]))
+    assert [axis.title for axis in axes] == ["training compute, MFLOPs", "training tokens", "training time, seconds"]
 
 
 def test_the_command(ladder, tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """The average of the weights and the rates by depth, against the same written plainly, for text as for images."""
 
 import json
-import signal
 
 import pytest
 import torch
@@ -10,10 +9,9 @@ from safetensors.torch import load_file
 
 from conftest import make_tiny, make_tiny_vision, relative_error
 from tokenformer.growth import apply_growth, plan_growth
-from tokenformer.training import trainer
-from tokenformer.training.average import WeightAverage, averaged_model, grow_average, read
-from tokenformer.training.layer_rates import divide_by_depth, share_of_rate
-from training_runs import assert_same, kill_at, metrics, run, run_in_child, write_recipe
+from tokenformer.training.ema import WeightAverage, averaged_model, grow_average, read
+from tokenformer.training.rates import divide_by_share, share_by_depth
+from training_runs import metrics, run, write_recipe
 
 
 def moved(model, steps, seed=0):
@@ -117,12 +115,8 @@ def test_without_a_file_there_is_no_average(tmp_path):
 
 
 def test_text_runs_have_it_too(tmp_path):
-    """Killed and carried on, measured beside the weights, grown with them, and in the models of the stages."""
-    recipe = write_recipe(tmp_path, training={"ema": 0.8, "layer_decay": 0.7})
-    run(recipe, tmp_path / "whole")
-    assert run_in_child(recipe, tmp_path / "run", before=kill_at(trainer, "seal", 4)) == -signal.SIGKILL
-    assert run_in_child(recipe, tmp_path / "run") == 0
-    assert_same(tmp_path / "run", tmp_path / "whole")
+    """Measured beside the weights, grown with them, and in the models of the stages."""
+    run(write_recipe(tmp_path, training={"ema": 0.8, "layer_decay": 0.7}), tmp_path / "whole")
     lines = metrics(tmp_path / "whole")
     for line in (line for line in lines if line["kind"] == "growth"):
         assert line["ema_validation_loss_after"] == pytest.approx(line["ema_validation_loss_before"], abs=1e-4)
@@ -145,7 +139,7 @@ def test_the_rate_falls_from_the_head_to_the_embedding():
             (plain if name.endswith("bias") else decayed).append(parameter)
         groups = [{"params": decayed, "weight_decay": 0.3}, {"params": plain, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(groups, lr=8.0)
-        divide_by_depth(optimizer, model, layers=3, decay=0.5)
+        divide_by_share(optimizer, model, {name: share_by_depth(name, 3, 0.5) for name, _ in model.named_parameters()})
         found = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         names = dict(model.named_parameters())
         assert found.keys() == {id(p) for p in names.values()}
@@ -157,10 +151,10 @@ def test_the_rate_falls_from_the_head_to_the_embedding():
 
 def test_the_shares_are_those_of_the_usual_fine_tuning():
     """With 12 blocks: decay to the power 13 for the embedding, 12 for the first block, 1 for the last."""
-    assert share_of_rate("model.embeddings.class_token", 12, 0.75) == 0.75**13
-    assert share_of_rate("model.layers.0.attention.query.key_tokens", 12, 0.75) == 0.75**12
-    assert share_of_rate("model.layers.11.ffn.value_tokens", 12, 0.75) == 0.75
-    assert share_of_rate("model.norm.weight", 12, 0.75) == share_of_rate("classifier.bias", 12, 0.75) == 1
+    assert share_by_depth("model.embeddings.class_token", 12, 0.75) == 0.75**13
+    assert share_by_depth("model.layers.0.attention.query.key_tokens", 12, 0.75) == 0.75**12
+    assert share_by_depth("model.layers.11.ffn.value_tokens", 12, 0.75) == 0.75
+    assert share_by_depth("model.norm.weight", 12, 0.75) == share_by_depth("classifier.bias", 12, 0.75) == 1
 
 
 def test_a_run_s_rates_are_scaled_and_scheduled(tmp_path):

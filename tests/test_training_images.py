@@ -13,12 +13,12 @@ import torch
 from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file
-from transformers import AutoImageProcessor, AutoModelForImageClassification
+from transformers import AutoModelForImageClassification
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from conftest import make_tiny_vision
-from image_files import class_folder, encoded, picture
+from image_files import class_folder, encoded, picture, prepared
 from tokenformer import BadFileError, BadRequestError, TokenFormerForImageClassification
-from tokenformer.data import prepare_images
 from tokenformer.training import load_recipe, train
 from tokenformer.training.summary import stage_table
 from tokenformer.training.trainer import LadderTrainer
@@ -38,7 +38,7 @@ def ladder_run(tmp_path_factory):
     """One run of three stages, in a process of its own, that several tests look at; its recipe and its seconds."""
     folder = tmp_path_factory.mktemp("images")
     recipe = write_image_recipe(folder)
-    prepare_images(load_recipe(recipe).data)  # imports what a child would have to
+    load_recipe(recipe).data.prepare()  # imports what a child would have to
     start = time.perf_counter()
     assert run_in_child(recipe, folder / "run") == 0
     return recipe, folder / "run", time.perf_counter() - start
@@ -46,7 +46,7 @@ def ladder_run(tmp_path_factory):
 
 def test_every_stage_leaves_an_ordinary_classifier(ladder_run):
     recipe, out, _ = ladder_run
-    data = prepare_images(load_recipe(recipe).data)
+    data = load_recipe(recipe).data.prepare()
     for stage, tokens in ((1, 16), (2, 32), (3, 64)):
         folder = out / f"stage-{stage}" / "model"
         model = AutoModelForImageClassification.from_pretrained(folder)
@@ -63,14 +63,14 @@ def test_few_images_for_validation_are_of_all_classes_and_cores_are_shared(tmp_p
     folder = class_folder(tmp_path / "photos", [f"class {i}" for i in range(10)], each=20)
     section = {"images": str(folder), "validation_fraction": 0.5, "workers": None}
     recipe = load_recipe(write_image_recipe(tmp_path, data=section))
-    data = prepare_images(recipe.data)
-    few = recipe.task.held_out(data, {"validation_images": 40})
+    data = recipe.data.prepare()
+    few = data.held_out(40)
     assert len(few) == 40
     assert len({few[i]["labels"] for i in range(40)}) == 10
-    data.workers = 8
-    assert recipe.task.arguments(data, {}) == {"dataloader_num_workers": 8}
+    monkeypatch.setattr("tokenformer.data.images.data.available_cores", lambda: 8)
+    assert data.implied_arguments({}) == {"dataloader_num_workers": 8}
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert recipe.task.arguments(data, {}) == {"dataloader_num_workers": 2}
+    assert data.implied_arguments({}) == {"dataloader_num_workers": 2}
 
 
 def test_one_class_is_refused_before_anything_is_written(tmp_path):
@@ -98,7 +98,7 @@ def test_metrics_count_images_and_have_the_accuracy(ladder_run):
     assert written["images_per_second"] > 0
 
 
-def test_growth_is_not_felt_by_the_weights_nor_by_their_average(ladder_run):
+def test_growth_changes_the_loss_neither_of_the_weights_nor_of_their_average(ladder_run):
     _, out, _ = ladder_run
     steps = [line for line in metrics(out) if line["kind"] == "growth"]
     assert [line["step"] for line in steps] == [10, 18]
@@ -121,14 +121,21 @@ def test_what_a_stage_ends_with_says_whose_weights_the_model_has(ladder_run):
         assert all(torch.equal(last[name], model[name]) for name in model if name.endswith("tau"))
 
 
+def test_other_images_under_the_same_names_are_refused_and_copies_are_not(tmp_path):
+    images = class_folder(tmp_path / "images")
+    key = prepared(tmp_path, images).key
+    shutil.copytree(images, tmp_path / "copied", copy_function=shutil.copyfile)  # with the time of now
+    assert prepared(tmp_path, tmp_path / "copied").key == key
+    picture(0, width=13).save(next(images.rglob("*.png")))
+    assert prepared(tmp_path, images).key != key
+
+
 def test_the_table_at_the_end(ladder_run):
     _, out, _ = ladder_run
-    Console(file=(said := io.StringIO()), width=200).print(stage_table(out))
-    text = said.getvalue()
-    for words in ("images", "accuracy", "loss, averaged", "accuracy, averaged"):
-        assert words in text
+    columns, rows = stage_table(out)
+    assert columns[2:3] + columns[-3:] == ["images so far", "accuracy", "loss,\naveraged", "accuracy,\naveraged"]
     end = [line for line in metrics(out) if line["kind"] == "stage_end"][-1]
-    assert f"{end['ema_validation_accuracy']:.4f}" in text
+    assert rows[-1][-1] == f"{end['ema_validation_accuracy']:.4f}"
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(12, marks=pytest.mark.slow)])
@@ -165,7 +172,7 @@ def test_a_step_in_parts_is_the_same_step(tmp_path):
 def test_epochs_and_images_are_budgets(tmp_path):
     recipe = write_image_recipe(tmp_path, training={"global_batch": 100}, growth={"stages": [{"epochs": 0.2}]})
     run(recipe, tmp_path / "epochs")
-    images = len(prepare_images(load_recipe(recipe).data).train)
+    images = len(load_recipe(recipe).data.prepare().train)
     assert metrics(tmp_path / "epochs")[-1]["step"] == round(0.2 * images / 100) == 3
     run(recipe, tmp_path / "images", "growth.stages=[{images: 210}]")
     assert metrics(tmp_path / "images")[-1]["step"] == 2
@@ -182,7 +189,7 @@ def test_images_that_cannot_be_read_are_counted_at_the_end_of_a_stage(tmp_path):
     )
     console = Console(file=io.StringIO(), width=300)
     train(load_recipe(recipe, [f"training.output_dir={tmp_path / 'run'}"]), console)
-    said = f"images so far that could not be read, whose places others took: 2; the first: {folder}/cat/0.png"
+    said = f"2 images could not be read and were replaced by others; first: {folder}/cat/0.png"
     assert said in console.file.getvalue()
     with pytest.raises(BadFileError, match=r"(cat/0|dog/3).png cannot be decoded: .*set strict to false"):
         run(recipe, tmp_path / "strict", "data.strict=true")

@@ -1,4 +1,4 @@
-"""Two processes over gloo: the same data, the same losses as one, cut up for real, and carried on by any number."""
+"""Two processes over gloo: the same data, the same losses as one, sharded for real, and resumed by any number."""
 
 import os
 import re
@@ -9,9 +9,12 @@ import time
 import psutil
 import pytest
 import torch
+import transformers
 
+from tokenformer.training.support import has_fsdp
 from training_runs import metrics, run, weights, write_image_recipe, write_recipe
 
+HAS_FSDP = has_fsdp(transformers.__version__)
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "tokenformer"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -60,9 +63,12 @@ def assert_equal_to_one(out, reference):
 def test_two_processes_are_equal_to_one(one_process, tmp_path, parallel):
     recipe, reference, parameters = one_process
     done = two_processes(recipe, tmp_path / "run", f"training.parallel={parallel}")
+    if parallel == "fsdp" and not HAS_FSDP:
+        assert "training.parallel is fsdp, which needs transformers 5.19 or newer" in done.stderr
+        return
     assert done.returncode == 0, done.stderr
     said = re.search(r"2 processes over gloo: (.*)", done.stderr).group(1)
-    assert said == ("DDP" if parallel == "ddp" else f"FSDP2, {parameters} parameters cut up")
+    assert said == ("DDP" if parallel == "ddp" else f"FSDP2, {parameters} parameters sharded")
     assert_equal_to_one(tmp_path / "run", reference)
     states = sorted((tmp_path / "run" / "stage-3").glob("checkpoint-27/rng_state_*.pth"))
     first, second = (torch.load(path, weights_only=False)["cpu"] for path in states)
@@ -74,7 +80,8 @@ def test_killed_with_two_processes_and_carried_on_with_one(one_process, tmp_path
     """In the second stage: the model has grown from a checkpoint that two processes wrote."""
     recipe, reference, _ = one_process
     out = tmp_path / "run"
-    command = [*TORCHRUN, "train", str(recipe), f"training.output_dir={out}", "training.parallel=fsdp"]
+    parallel = "fsdp" if HAS_FSDP else "ddp"
+    command = [*TORCHRUN, "train", str(recipe), f"training.output_dir={out}", f"training.parallel={parallel}"]
     process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while process.poll() is None and not (out / "stage-2" / "checkpoint-12").exists():
         time.sleep(0.01)
@@ -86,7 +93,22 @@ def test_killed_with_two_processes_and_carried_on_with_one(one_process, tmp_path
     assert_equal_to_one(out, reference)
 
 
+def test_a_lost_process_says_what_to_do(tmp_path):
+    recipe, out = write_recipe(tmp_path, growth={"stages": [{"steps": 100_000}]}), tmp_path / "run"
+    command = [*TORCHRUN, "train", str(recipe), f"training.output_dir={out}"]
+    with (tmp_path / "said").open("w") as said:
+        process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=said)
+        while process.poll() is None and not (out / "stage-1" / "checkpoint-4").exists():
+            time.sleep(0.01)
+        children = psutil.Process(process.pid).children()
+        next(child for child in children if child.environ().get("RANK") == "1").kill()
+        assert process.wait(timeout=120) == 1
+    line = next(line for line in (tmp_path / "said").read_text().splitlines() if line.startswith("error: "))
+    assert line.startswith("error: another process of this run is gone")
+    assert line.endswith(f"Give the same command again: the run is resumed from the last checkpoint in {out}")
+
+
 def test_a_batch_that_cannot_be_shared(tmp_path):
     done = two_processes(write_recipe(tmp_path), tmp_path / "run", "training.global_batch=7")
     assert done.returncode != 0
-    assert "training.global_batch is 7; with 2 processes and accumulation it must divide by 2" in done.stderr
+    assert "training.global_batch is 7; with 2 processes and accumulation it must be divisible by 2" in done.stderr

@@ -1,6 +1,5 @@
 """Recipes: defaults < file < command line, and a one-line error that names the nearest key for every mistake."""
 
-import dataclasses
 import os
 import re
 from pathlib import Path
@@ -11,27 +10,42 @@ from typer.testing import CliRunner
 
 from conftest import make_tiny
 from tokenformer import BadFileError, BadRequestError
-from tokenformer.cli import app
+from tokenformer.data.images import AugmentSettings, ImageSettings
+from tokenformer.data.text import TextSettings
 from tokenformer.training import load_recipe
-from tokenformer.training.ladder import build_ladder
-from tokenformer.training.setup import first_config, local_batch, samples_per_step
+from tokenformer.training.ladder import build_ladder, first_config
+from tokenformer.training.recipe import check_same_recipe
+from tokenformer.training.settings import (
+    ImageGrowth,
+    ImageModel,
+    ImageStage,
+    ImageTraining,
+    TextGrowth,
+    TextModel,
+    TextStage,
+    TextTraining,
+)
+from tokenformer_cli import app
+from tokenformer_cli.recipe_keys import all_keys, check_keys
+from tokenformer_cli.terminal import BadCommandError
 from training_runs import write_image_recipe, write_recipe
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.yaml"))
 
 
 def ladder_of(recipe):
-    return build_ladder(recipe, first_config(recipe, recipe.task.foresee(epochs=False)), samples_per_step(recipe, 1))
+    recipe.data.look_ahead(count=False)
+    return build_ladder(recipe, processes=1)
 
 
 def test_defaults_recipe_command_line(tmp_path):
     path = write_recipe(tmp_path)
     recipe = load_recipe(path)
-    assert recipe.training["adam_beta2"] == 0.95  # the house's
-    assert recipe.training["learning_rate"] == 3e-3  # the file's
+    assert recipe.training.adam_beta2 == 0.95  # the house's
+    assert recipe.training.learning_rate == 3e-3  # the file's
     recipe = load_recipe(path, ["training.learning_rate=1e-4", "data.block_length=64", "growth.stages.1.steps=5"])
-    assert recipe.training["learning_rate"] == 1e-4
-    assert recipe.data.block_length == 64
+    assert recipe.training.learning_rate == 1e-4
+    assert recipe.data.settings.block_length == 64
     assert recipe.growth.stages[1].steps == 5
     assert ladder_of(recipe).stages[1].growth.method == "rotate"
     assert recipe.name == "recipe"
@@ -50,9 +64,9 @@ def test_the_resolved_recipe_is_a_recipe(tmp_path):
     (tmp_path / "resolved.yaml").write_text(recipe.to_yaml())
     assert load_recipe(tmp_path / "resolved.yaml").to_yaml() == recipe.to_yaml()
     images = load_recipe(write_image_recipe(tmp_path), ["data.augment.crop_scale=[0.2, 1]"])
-    assert images.data.augment.crop_scale == [0.2, 1]
+    assert images.data.settings.augment.crop_scale == [0.2, 1]
     (tmp_path / "resolved.yaml").write_text(images.to_yaml())
-    assert load_recipe(tmp_path / "resolved.yaml") == dataclasses.replace(images, name="recipe")
+    assert load_recipe(tmp_path / "resolved.yaml").resolved() == images.resolved()
 
 
 @pytest.mark.parametrize(
@@ -65,62 +79,66 @@ def test_the_resolved_recipe_is_a_recipe(tmp_path):
         (["growth.metod=zero"], r"growth: 'metod' is not known; did you mean 'method'\?"),
         (["growth.stages.1.facter=3"], r"growth.stages\[1\]: 'facter' is not known; did you mean 'factor'\?"),
         (["growth.method=spilt"], r"growth.method is 'spilt'; did you mean 'split'\?"),
-        (["growth.warmup_steps=many"], r"growth.warmup_steps is 'many'; a whole number is needed"),
-        (["data.block_length=1.5"], r"data.block_length is 1.5; a whole number is needed"),
-        (["training.parallel=tp"], r"training.parallel is 'tp'; choose ddp or fsdp"),
+        (["growth.warmup_steps=many"], r"growth.warmup_steps is 'many'; a whole number of at least 0 is needed"),
+        (["data.block_length=1.5"], r"data.block_length is 1.5; a whole number of at least 2 is needed"),
+        (["training.parallel=tp"], r"training.parallel is 'tp'; choose one of ddp, fsdp"),
         (["training.save_steps=0"], r"training.save_steps is 0; a whole number of at least 1"),
         (
             ["training.lr_scheduler_type=cosine"],
-            r"training.lr_scheduler_type is decided by the ladder; use growth.sched",
+            r"training: 'lr_scheduler_type' is not for a recipe to decide; use growth.sched",
         ),
         (["training.resume_from_checkpoint=x"], r"use the same command again"),
-        (["growth.stages=[{factor: 2, steps: 3}]"], r"growth.stages\[0\] has factor; the first stage has the model's"),
-        (["growth.stages=[{steps: 3}, {steps: 3}]"], r"growth.stages\[1\] has no size; give one of factor, to, num"),
+        (["growth.stages=[{factor: 2, steps: 3}]"], r"growth: stages\[0\] has factor; the first stage has the model's"),
+        (["growth.stages=[{steps: 3}, {steps: 3}]"], r"growth: stages\[1\] has no size; give one of factor, to, num"),
         (
             ["growth.stages=[{steps: 3, tokens: 9}]"],
-            r"has steps and tokens; give one of steps and tokens, as steps=100",
+            r"growth.stages\[0\]: steps and tokens given; give one of steps and tokens, as steps=100",
         ),
-        (["growth.stages=[{steps: 0}]"], r"growth.stages\[0\].steps is 0; it must be above 0"),
-        (["growth.stages=[{}]"], r"growth.stages\[0\] has no budget; give one of steps and tokens"),
-        (["growth.stages.5.steps=3"], r"growth.stages.5.steps was given, and that list is shorter; it counts from 0"),
-        (["growth.stages.0.steps=many"], r"growth.stages\[0\].steps is 'many'; a whole number is needed"),
-        (["growth.warmup_steps=-1"], r"growth.warmup_steps is -1; at least 0 is needed"),
+        (["growth.stages=[{steps: 0}]"], r"growth.stages\[0\].steps is 0; a whole number of at least 1 is needed"),
+        (["growth.stages=[{}]"], r"growth.stages\[0\]: no budget given; give one of steps and tokens"),
+        (["growth.stages.5.steps=3"], r"growth.stages.5.steps is beyond the end of that list, which counts from 0"),
+        (["growth.stages.0.steps=many"], r"growth.stages\[0\].steps is 'many'; a whole number of at least 1 is needed"),
+        (["growth.warmup_steps=-1"], r"growth.warmup_steps is -1; a whole number of at least 0 is needed"),
         (
             ["growth.decay_steps=0"],
-            r"growth.decay_steps is 0; a number of steps, or a fraction of all below 1,",
+            r"growth.decay_steps is 0; a number above 0 is needed",
         ),
-        (["growth.patience=0"], r"growth.patience is 0; at least 1 is needed"),
-        (["growth.min_lr_ratio=2"], r"growth.min_lr_ratio is 2; from 0 to 1 is needed"),
+        (["growth.patience=0"], r"growth.patience is 0; a whole number of at least 1 is needed"),
+        (["growth.min_lr_ratio=2"], r"growth.min_lr_ratio is 2; a number of at least 0 and at most 1 is needed"),
         (["growth.stages=3"], r"growth.stages is 3; a list of stages is needed"),
         (["growth.stages=[{steps: 3}]", "growth.trigger=plateau"], r"no second stage to grow into"),
-        (["growth.stages.1.learning_rate=0"], r"growth.stages\[1\].learning_rate is 0; it must be above 0"),
-        (["growth.stages.1.learning_rate=fast"], r"growth.stages\[1\].learning_rate is 'fast'; a number is needed"),
-        (["training.learning_rate=abc"], r"training.learning_rate is 'abc'; a number is needed"),
+        (["growth.stages.1.learning_rate=0"], r"growth.stages\[1\].learning_rate is 0; a number above 0 is needed"),
+        (
+            ["growth.stages.1.learning_rate=fast"],
+            r"stages\[1\].learning_rate is 'fast'; a number above 0 is needed",
+        ),
+        (["training.learning_rate=abc"], r"training.learning_rate is 'abc'; a number above 0 is needed"),
         (["training.bf16=maybe"], r"training.bf16 is 'maybe'; true or false is needed"),
-        (["training.seed=abc"], r"training.seed is 'abc'; a whole number is needed"),
+        (["training.seed=abc"], r"training.seed is 'abc'; a whole number of at least 0 and below"),
         (["training.per_device_train_batch_size=0"], r"batch_size is 0; a whole number of at least 1 is needed"),
         (
             ["training.gradient_accumulation_steps=two"],
-            r"accumulation_steps is 'two'; a whole number is needed",
+            r"accumulation_steps is 'two'; a whole number of at least 1 is needed",
         ),
         (["training.global_batch=abc"], r"global_batch is 'abc'; a whole number of at least 1 is needed"),
         (["training.max_steps=3"], r"training.max_steps is given, and the budget is in growth.stages"),
-        (["training.use_cpu=true"], r"training.use_cpu is decided by the ladder; use CUDA_VISIBLE_DEVICES="),
+        (["training.use_cpu=true"], r"training: 'use_cpu' is not for a recipe to decide; set CUDA_VISIBLE_DEVICES="),
         (["--learning-rate"], r"'--learning-rate' is not an override; write section.key=value"),
         (["learning_rate"], r"'learning_rate' is not an override"),
-        (["model=3"], r"model is 3; a section is a list of keys and values"),
-        (["training.learning_rate=-1"], r"training.learning_rate is -1; above 0 is needed"),
-        (["training.adam_beta2=1.5"], r"training.adam_beta2 is 1.5; from 0 to below 1 is needed"),
-        (["training.seed=-1"], r"training.seed is -1; a whole number from 0 to "),
+        (["model=3"], r"model is 3; a section holds keys and values"),
+        (["training.learning_rate=-1"], r"training.learning_rate is -1; a number above 0 is needed"),
+        (["training.adam_beta2=1.5"], r"training.adam_beta2 is 1.5; a number of at least 0 and below 1 is needed"),
+        (["training.seed=-1"], r"training.seed is -1; a whole number of at least 0 and below 4294967296 is needed"),
         (["training.optim=adamm_torch"], r"training.optim is 'adamm_torch'; did you mean 'adamw_torch'"),
         (
             ["training.optim=adafactor"],
-            r"training.optim is 'adafactor', whose state cannot grow .*adam be reset",
+            r"training.optim is 'adafactor', whose state a ladder does not carry across growth; choose .*adam be reset",
         ),
-        (["training.bf16=true", "training.fp16=true"], r"bf16 and training.fp16 are both true; choose one"),
-        (["training.ema=1"], r"training.ema is 1; a decay above 0 and below 1 is needed, as 0.9998"),
-        (["training.ema=yes"], r"training.ema is True; a decay above 0"),
-        (["training.layer_decay=0"], r"training.layer_decay is 0; above 0 and at most 1 is needed"),
+        (["training.bf16=true", "training.fp16=true"], r"training: bf16 and fp16 are both true; choose one"),
+        (["training.ema=1"], r"training.ema is 1; a number above 0 and below 1 is needed"),
+        (["training.ema=yes"], r"training.ema is True; a number above 0"),
+        (["training.layer_decay=0"], r"training.layer_decay is 0; a number above 0 and at most 1 is needed"),
+        (["training.rates=scale"], r"training.rates is 'scale'; .*scaled"),
         (
             ["data.size=3"],
             r"data: 'size' is for an image recipe, and this is a text recipe \(data.images is not given\)",
@@ -129,7 +147,7 @@ def test_the_resolved_recipe_is_a_recipe(tmp_path):
         (["training.validation_images=3"], r"training: 'validation_images' is for an image recipe, .* 'validation_blo"),
         (
             ["growth.stages=[{epochs: 3}]"],
-            r"growth.stages\[0\]: 'epochs' is for an image recipe, .*; choose one of steps",
+            r"growth.stages\[0\]: 'epochs' is for an image recipe, .*; choose one of steps, tokens",
         ),
     ],
 )
@@ -148,7 +166,7 @@ def test_mistakes(tmp_path, overrides, message):
         ),
         (["data.train=x"], r"data: 'train' is for a text recipe, and this is an image recipe .*; choose one of images"),
         (["data.augment.flp=0.5"], r"data.augment: 'flp' is not known; did you mean 'flip'\?"),
-        (["data.augment.flip=often"], r"data.augment.flip is 'often'; a number is needed"),
+        (["data.augment.flip=often"], r"data.augment.flip is 'often'; a number of at least 0"),
         (["data.augment=3"], r"augment is 3; a list of keys and values is needed"),
         (["data.sizes=3"], r"data: 'sizes' is not known; did you mean 'size'\?"),
         (["model.vocab_size=3"], r"model: 'vocab_size' is for a text recipe, and this is an image recipe"),
@@ -160,13 +178,13 @@ def test_mistakes(tmp_path, overrides, message):
         (["training.validation_images=0"], r"training.validation_images is 0; a whole number of at least 1 is needed"),
         (
             ["training.label_smoothing_factor=0.1"],
-            r"training.label_smoothing_factor .*; use data.augment.label_smoothing",
+            r"training: 'label_smoothing_factor' .*; use data.augment.label_smoothing",
         ),
         (
             ["growth.stages=[{tokens: 3}]"],
             r"growth.stages\[0\]: 'tokens' is for a text recipe, .*; choose one of steps, i",
         ),
-        (["growth.stages=[{images: 3, epochs: 3}]"], r"has images and epochs; give one of steps, images and epochs"),
+        (["growth.stages=[{images: 3, epochs: 3}]"], r"images and epochs given; give one of steps, images and epochs"),
     ],
 )
 def test_mistakes_in_a_recipe_of_images(tmp_path, overrides, message):
@@ -179,7 +197,7 @@ def test_mistakes_in_a_recipe_of_images(tmp_path, overrides, message):
     ("overrides", "message"),
     [
         (["training.global_batch=7"], r"a batch of 7 was given; mixup and cutmix pair images"),
-        (["data.augment.flip=2"], r"augment.flip=2 was given; a probability is between 0 and 1"),
+        (["data.augment.flip=2"], r"data.augment.flip is 2; a number of at least 0 and at most 1 is needed"),
         (["data.size=9"], r"model: image_size=9 does not divide into patches of 4 pixels"),
         (["model.image_size=16"], r"data.size is 8, and the model takes 16 \(model.image_size\)"),
         (["model.num_labels=9", "growth.stages=[{epochs: 1}]"], r"model.num_labels is 9; the images have 10 classes"),
@@ -194,16 +212,17 @@ def test_mistakes_of_images_that_are_found_before_training(tmp_path, overrides, 
 
 def test_the_batch_of_each_process_must_be_even_to_be_mixed(tmp_path):
     recipe = load_recipe(write_image_recipe(tmp_path, training={"global_batch": 6}))
-    recipe.task.check(recipe.training, local_batch(recipe, 1))
-    recipe.task.check(recipe.training, local_batch(recipe, 3))
+    recipe.check_data(1)
+    recipe.check_data(3)
     with pytest.raises(BadRequestError, match="a batch of 3 was given"):
-        recipe.task.check(recipe.training, local_batch(recipe, 2))
+        recipe.check_data(2)
 
 
 def test_what_follows_from_the_images(tmp_path):
     """Size, channels and classes, whatever a preset says; the model section decides the rest."""
     recipe = load_recipe(write_image_recipe(tmp_path), ["model={preset: tiny32, patch_size: 2}"])
-    config = first_config(recipe, recipe.task.foresee(epochs=True))
+    recipe.data.look_ahead(count=True)
+    config = first_config(recipe)
     assert (config.image_size, config.num_channels, config.patch_size, config.num_labels) == (8, 1, 2, 10)
     assert config.id2label[7] == "7"
     assert config.problem_type == "single_label_classification"
@@ -212,14 +231,14 @@ def test_what_follows_from_the_images(tmp_path):
 def test_a_checkpoint_of_the_other_kind_is_refused(tmp_path):
     make_tiny().save_pretrained(tmp_path / "language")
     recipe = load_recipe(write_image_recipe(tmp_path), [f"model.checkpoint={tmp_path / 'language'}"])
-    with pytest.raises(BadRequestError, match="a tokenformer model, and a TokenFormer, an image classifier, is needed"):
-        first_config(recipe, None)
+    with pytest.raises(BadRequestError, match="a tokenformer model, but a TokenFormer, an image classifier, is needed"):
+        first_config(recipe)
 
 
 def test_a_key_stands_in_a_recipe_once(tmp_path):
     path = write_recipe(tmp_path)
     path.write_text(path.read_text() + "training:\n  save_steps: 7\n")
-    with pytest.raises(BadFileError, match=r"not a readable recipe: the key 'training' stands there twice.* line \d+"):
+    with pytest.raises(BadFileError, match=r"not a readable recipe: the key 'training' is defined twice.* line \d+"):
         load_recipe(path, [])
     path.write_text("? [a]\n: b\n")
     with pytest.raises(BadFileError, match=r"not a readable recipe: .*unhashable key"):
@@ -229,15 +248,15 @@ def test_a_key_stands_in_a_recipe_once(tmp_path):
 def test_the_context_is_what_is_trained_on(tmp_path):
     """Beyond it a model knows no positions: it would be scored and sampled there."""
     recipe = load_recipe(write_recipe(tmp_path), ["data.block_length=24"])
-    assert first_config(recipe, None).max_position_embeddings == 24
+    assert first_config(recipe).max_position_embeddings == 24
     longer = load_recipe(write_recipe(tmp_path), ["data.block_length=24", "model.max_position_embeddings=99"])
-    assert first_config(longer, None).max_position_embeddings == 99
+    assert first_config(longer).max_position_embeddings == 99
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["growth.stages=[]"], r"training.max_steps is None; say how long to train"),
+        (["growth.stages=[]"], r"training.max_steps is not given; say how long to train"),
         (["growth.stages.2.factor=0.5"], r"factor=0.5 was given; it must be larger than 1"),
         (["growth.stages.1={to: 354m, steps: 2}"], r"preset '354m' has hidden_size=768, this model has 32"),
         (["growth.max_parameters=30000"], r"growth.stages\[1\] has .* parameters; growth.max_parameters is 30,000"),
@@ -247,7 +266,7 @@ def test_the_context_is_what_is_trained_on(tmp_path):
             r"the tokenizer has 257 entries: leave it out, or .*resize_token_embeddings\(257\)",
         ),
         (["model.checkpoint=nowhere", "model.hidden_size=32"], r"nowhere, which is not a model folder"),
-        (["model.num_attention_heads=5"], r"^model: hidden_size=32 does not divide by num_attention_heads=5"),
+        (["model.num_attention_heads=5"], r"^model: hidden_size=32 is not divisible by num_attention_heads=5"),
         (["model.hidden_size=abc"], r"^model: .*hidden_size.*"),
     ],
 )
@@ -262,7 +281,7 @@ def test_mistakes_that_need_the_model_are_found_before_training(tmp_path, overri
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("data.block_length=0", "block_length=0 was given; a block needs at least 2 tokens"),
+        ("data.block_length=0", "data.block_length is 0; a whole number of at least 2 is needed"),
         ("data.split=[0.9, 0.2]", "two or three positive shares that add up to 1"),
     ],
 )
@@ -325,11 +344,13 @@ def test_files_that_are_not_recipes(tmp_path):
 def test_every_recipe_can_be_dry_run(path):
     result = CliRunner(env={**os.environ, "COLUMNS": "120"}).invoke(app, ["train", str(path), "--dry-run"])
     assert result.exit_code == 0, result.output
-    counted = ("FLOPs an image", "images a step") if "vit_" in path.name else ("FLOPs a token", "tokens a step")
+    counted = ("FLOPs per image", "images per step") if "vit_" in path.name else ("FLOPs per token", "tokens per step")
     for words in ("parameters", *counted, "compute", "memory", "steps"):
         assert words in result.output
-    resolved = yaml.safe_load(result.output.split("stage 1 of")[0])
-    assert set(resolved) == {"name", "model", "data", "training", "growth"}
+    assert result.output.startswith("stage 1 of")
+    assert "null" not in result.output
+    resolved = yaml.safe_load(CliRunner().invoke(app, ["train", str(path), "--resolved"]).output)
+    assert resolved == load_recipe(path).resolved()
 
 
 def test_the_papers_ladder_has_the_papers_sizes():
@@ -350,10 +371,10 @@ def test_the_papers_classifiers_are_trained_as_maes_are_from_scratch(name, milli
     assert ladder.stages[0].parameters / 1e6 == pytest.approx(millions, rel=0.02)
     assert ladder.units_per_step == 4096
     assert ladder.stages[0].end * 4096 == pytest.approx(epochs * 1_281_167, rel=1e-4)
-    assert ladder.recipe.warmup_steps == pytest.approx(20 * 1_281_167 / 4096, abs=1)
-    assert recipe.training["learning_rate"] * ladder.learning_rate(6255) == pytest.approx(1e-4 * 4096 / 256)
-    assert ladder.learning_rate(ladder.stages[0].end) == 0
-    assert (recipe.training["weight_decay"], recipe.training["adam_beta2"], recipe.training["ema"]) == (
+    assert ladder.settings.warmup_steps == pytest.approx(20 * 1_281_167 / 4096, abs=1)
+    assert recipe.training.learning_rate * ladder.rate_at(6255) == pytest.approx(1e-4 * 4096 / 256)
+    assert ladder.rate_at(ladder.stages[0].end) == 0
+    assert (recipe.training.weight_decay, recipe.training.adam_beta2, recipe.training.ema) == (
         0.3,
         0.95,
         0.9999,
@@ -365,3 +386,63 @@ def test_the_command_says_one_line_about_a_mistake(tmp_path):
     assert result.exit_code == 2
     assert "did you mean 'learning_rate'?" in result.output
     assert "Traceback" not in result.output
+
+
+def test_the_keys_that_are_checked_before_torch_is_imported_are_all_keys():
+    sections = {
+        "model": (TextModel, ImageModel),
+        "data": (TextSettings, ImageSettings),
+        "training": (TextTraining, ImageTraining),
+        "growth": (TextGrowth, ImageGrowth),
+        "growth.stages": (TextStage, ImageStage),
+    }
+    known, decided = all_keys()
+    for place, both in sections.items():
+        for names, section in zip(known[place], both, strict=True):
+            assert set(names) == {*section.model_fields, *getattr(section, "decided", ())} - set(decided), place
+    assert set(known["data.augment"][1]) == set(AugmentSettings.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("override", "kind"),
+    [
+        ("trainin.seed=1", "text"),
+        ("training.lerning_rate=1", "text"),
+        ("model.hiden_size=4", "images"),
+        ("data.augment.flp=1", "images"),
+        ("growth.stages.0.stps=3", "text"),
+        ("growth.stages[1].facto=3", "images"),
+    ],
+)
+def test_a_mistyped_key_is_refused_in_the_same_words_early_and_late(tmp_path, override, kind):
+    path = (write_recipe if kind == "text" else write_image_recipe)(tmp_path)
+    with pytest.raises(BadRequestError) as late:
+        load_recipe(path, [override])
+    with pytest.raises(BadCommandError, match="did you mean") as early:
+        check_keys(path, [override])
+    # The library also says which stage it is.
+    assert str(early.value) == re.sub(r"(growth)\.stages\[\d\]", r"\1.stages", str(late.value))
+
+
+def test_what_is_not_a_mistyped_key_is_left_to_the_library(tmp_path):
+    good = write_recipe(tmp_path)
+    check_keys(good, ["training.warmup_steps=1", "training.seed=x", "data.augment.flip=1"])
+    for text in ("a: [", "[" * 20_000, "- 1", "model: &a [*a]"):
+        (tmp_path / "bad.yaml").write_text(text)
+        check_keys(tmp_path / "bad.yaml", [])
+    check_keys(tmp_path / "nowhere.yaml", [])
+
+
+def test_validations_that_end_stages_stay_as_often_as_they_were(tmp_path):
+    for trigger, refused in (("budget", False), ("plateau", True)):
+        out = tmp_path / trigger
+        recipe = load_recipe(write_recipe(tmp_path, growth={"trigger": trigger}), [f"training.output_dir={out}"])
+        (out / "stage-1").mkdir(parents=True)
+        (out / "stage-1" / "start.json").write_text("{}")
+        (out / "recipe.yaml").write_text(yaml.safe_dump(recipe.resolved()))
+        recipe.training.eval_steps = 3
+        if refused:
+            with pytest.raises(BadRequestError, match=r"was started with training.eval_steps="):
+                check_same_recipe(recipe, out)
+        else:
+            check_same_recipe(recipe, out)

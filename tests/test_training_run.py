@@ -1,17 +1,23 @@
 """Runs from a recipe to the last stage's model: what they leave, what they log, what trains and what does not."""
 
+import io
 import itertools
 import json
 import math
+import re
 import signal
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerControl, TrainerState, TrainingArguments
 
 from tokenformer import grow
-from tokenformer.training.measure import GrowthRiseError
+from tokenformer.training import load_recipe, train
+from tokenformer.training.callbacks import Bar, Metrics
+from tokenformer.training.ladder import build_ladder
+from tokenformer.training.validation import GrowthRiseError
 from training_runs import metrics, run, weights, write_recipe
 
 
@@ -20,8 +26,41 @@ def ladder_run(tmp_path_factory):
     """One run of three stages that several tests look at."""
     folder = tmp_path_factory.mktemp("ladder")
     out = folder / "run"
-    model = run(write_recipe(folder), out)
+    said = io.StringIO()
+    model = train(load_recipe(write_recipe(folder), [f"training.output_dir={out}"]), Console(file=said))
+    (folder / "said").write_text(said.getvalue())
     return out, model
+
+
+def test_a_log_file_has_losses_speed_and_the_time_left(ladder_run):
+    out, _ = ladder_run
+    lines = [line for line in (out.parent / "said").read_text().splitlines() if " step " in line]
+    assert lines[0].startswith("stage 1/3  step 2/27  loss ")
+    measured = r"stage 3/3  step 26/27  loss \d\.\d{3}  val \d\.\d{3}  [\d,]+ tokens/s  \d:\d\d:\d\d left"
+    assert any(re.fullmatch(measured, line) for line in lines), lines
+
+
+def test_the_bar_fits_80_columns_and_counts_larger_models_for_more(tmp_path):
+    recipe = load_recipe(write_recipe(tmp_path))
+    recipe.data.look_ahead(count=False)  # the tokenizer, or a vocabulary that outweighs the layers is assumed
+    ladder = build_ladder(recipe, 1)
+    metrics = Metrics(tmp_path / "metrics.jsonl", ladder)
+    metrics.speed = 1_234_567.0
+    console = Console(file=(drawn := io.StringIO()), force_terminal=True, width=80)
+    bar, state, control = Bar(console, ladder, metrics), TrainerState(is_world_process_zero=True), TrainerControl()
+    args = TrainingArguments(output_dir=str(tmp_path))
+    bar.on_train_begin(args, state, control)
+    state.global_step = ladder.stages[0].end  # 10 of 27 steps
+    bar.on_log(args, state, control, logs={"loss": 2.5})
+    bar.on_evaluate(args, state, control, metrics={"eval_loss": 2.75})
+    bar.on_step_end(args, state, control)
+    done = bar.progress.tasks[0].percentage
+    bar.close()
+    assert done == pytest.approx(100 * ladder.flops(10) / ladder.flops(27))
+    assert done < 100 * 10 / 27 - 5
+    last = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", drawn.getvalue()).splitlines()[-1].rpartition("\r")[2]
+    assert len(last) <= 80
+    assert re.search(r"stage 1/3  step 10/27 .*loss 2\.500  val 2\.750  1,234,567 tokens/s", last)
 
 
 def test_every_stage_leaves_an_ordinary_model(ladder_run):
@@ -33,6 +72,7 @@ def test_every_stage_leaves_an_ordinary_model(ladder_run):
         assert not loaded.config.chunked_loss
         assert len(loaded.config.growth_history or []) == stage - 1
     tokenizer = AutoTokenizer.from_pretrained(model)
+    assert loaded.config.pad_token_id == tokenizer.pad_token_id is not None
     out_ids = loaded.generate(**tokenizer("def ", return_tensors="pt"), max_new_tokens=4, do_sample=False)
     assert tokenizer.decode(out_ids[0]).startswith("def ")
 
@@ -53,9 +93,13 @@ def test_metrics_tell_the_whole_story(ladder_run):
     assert {"stage", "step", "tokens", "flops", "parameters", "loss", "lr", "grad_norm"} <= set(train[0])
     validation = [line for line in lines if line["kind"] == "validation"]
     assert [line["step"] for line in validation][:2] == [5, 10]
+    # The tokens are bytes, and the end of each of the few documents is one more.
+    bits = [line["validation_bits_per_byte"] / line["validation_loss"] * math.log(2) for line in validation]
+    assert bits == pytest.approx([bits[0]] * len(bits))
+    assert 1 < bits[0] < 1.1
 
 
-def test_growth_is_not_felt(ladder_run):
+def test_growth_does_not_change_the_loss(ladder_run):
     out, _ = ladder_run
     steps = [line for line in metrics(out) if line["kind"] == "growth"]
     assert [line["step"] for line in steps] == [10, 18]
@@ -189,7 +233,8 @@ def test_a_plateau_grows_the_model_early(tmp_path):
         growth={"trigger": "plateau", "patience": 2, "stages": [{"steps": 500}, {"factor": 2, "steps": 4}]},
         training={"learning_rate": 1e-9, "eval_steps": 2},
     )
-    run(recipe, tmp_path / "run")
+    train(load_recipe(recipe, [f"training.output_dir={tmp_path / 'run'}"]), Console(file=(said := io.StringIO())))
+    assert "stage 1/2 ends at step 6: the validation loss has flattened: the best of the last 2 is " in said.getvalue()
     result = json.loads((tmp_path / "run" / "stage-1" / "result.json").read_text())
     assert result["step"] == 6
     assert [line["step"] for line in metrics(tmp_path / "run") if line["kind"] == "growth"] == [6]
@@ -203,7 +248,7 @@ def test_the_authors_growth_may_raise_the_loss(tmp_path):
     assert abs(step["validation_loss_after"] - step["validation_loss_before"]) > 1e-3
 
 
-def test_exact_growth_that_is_felt_stops_the_run(tmp_path, monkeypatch):
+def test_exact_growth_that_changes_the_loss_stops_the_run(tmp_path, monkeypatch):
     from tokenformer.growth import layer
 
     monkeypatch.setattr(layer, "grown_tau", lambda tau, kind, step, method: tau / 100)

@@ -26,7 +26,7 @@ RECIPE: dict[str, Any] = {
         "qkv_tokens": 16,
         "out_tokens": 16,
         "ffn_tokens": 64,
-        # Random numbers in every step: a run that is carried on must have them in the same places.
+        # Random numbers in every step: a run that is resumed must have them in the same places.
         "attention_dropout": 0.1,
     },
     "data": {"block_length": 32, "validation_fraction": 0.1},

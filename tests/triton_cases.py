@@ -11,9 +11,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conftest import relative_error
-from tokenformer import pattention
 from tokenformer.errors import BadRequestError
-from tokenformer.pattention import triton_kernels
+from tokenformer.pattention import pattention, triton_kernels
 from tokenformer.pattention.functional import reference
 
 # fp32: sums of some dozen terms, a few ulps of 1.2e-7 each. 16 bits: inputs are exact, and weights, gradients of scores
@@ -61,7 +60,7 @@ def check(ours, theirs, tolerance):
         assert relative_error(mine, other) < tolerance
 
 
-@pytest.mark.parametrize("kind", triton_kernels.KINDS)
+@pytest.mark.parametrize("kind", triton_kernels.TRITON_KINDS)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_outputs_and_gradients(kind, dtype, small_tiles):
     given = draw(*SHAPE, dtype)
@@ -70,7 +69,7 @@ def test_outputs_and_gradients(kind, dtype, small_tiles):
     check(ours, specified(*given, 5.0, kind), TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("kind", triton_kernels.KINDS)
+@pytest.mark.parametrize("kind", triton_kernels.TRITON_KINDS)
 @pytest.mark.parametrize(
     "shape", [(1, 1, 1, 1), (3, 50, 5, 2), (2, 17, 33, 100), (33, 16, 2, 16), (17, 3, 65, 1)], ids=str
 )
@@ -99,7 +98,7 @@ def test_real_tiles_at_widths_that_are_no_powers_of_two(kind, dtype, widths):
     check(run(*given, 8.0, kind), specified(*given, 8.0, kind), TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("kind", triton_kernels.KINDS)
+@pytest.mark.parametrize("kind", triton_kernels.TRITON_KINDS)
 def test_no_rows(kind):
     out, *gradients = run(*draw(0, 5, 4, 3), 2.0, kind)
     assert out.shape == (0, 3)
@@ -115,7 +114,7 @@ EXTREMES = {
 }
 
 
-@pytest.mark.parametrize("kind", triton_kernels.KINDS)
+@pytest.mark.parametrize("kind", triton_kernels.TRITON_KINDS)
 @pytest.mark.parametrize("dtype", EXTREMES)
 def test_extreme_rows(kind, dtype):
     """Row by row, as one row's gradient can be 10³⁰ times another's."""
@@ -132,7 +131,7 @@ def test_extreme_rows(kind, dtype):
             assert (mine.double() - other.clamp(-largest, largest)).abs().max() <= 2 * TOLERANCE[dtype] * size
 
 
-@pytest.mark.parametrize("kind", triton_kernels.KINDS)
+@pytest.mark.parametrize("kind", triton_kernels.TRITON_KINDS)
 @pytest.mark.parametrize("dtype", EXTREMES)
 def test_finite_at_the_end_of_the_range(kind, dtype):
     _, keys, values, grad = draw(2, 24, 16, 8, dtype, key_std=0.02)
@@ -170,7 +169,7 @@ def test_only_what_is_needed(needs):
         assert mine is None or relative_error(mine, other) < TOLERANCE[torch.float32]
 
 
-@pytest.mark.parametrize("kind", triton_kernels.KINDS)
+@pytest.mark.parametrize("kind", triton_kernels.TRITON_KINDS)
 def test_every_buffer_is_written(kind, small_tiles, monkeypatch):
     """Memory comes full of NaN; whatever was not written would show."""
     given = draw(*SHAPE)
@@ -214,7 +213,7 @@ def test_no_array_of_rows_times_tokens(kind):
     assert largest.nbytes == 2 * 256 * 6 * 4
 
 
-@pytest.mark.parametrize("kind", triton_kernels.KINDS)
+@pytest.mark.parametrize("kind", triton_kernels.TRITON_KINDS)
 def test_rows_in_fp32_over_tokens_in_16_bits(kind):
     """As under autocast: rows are cast after they are scaled."""
     x, keys, values, grad = draw(6, 24, 16, 8, torch.float16)
@@ -228,7 +227,7 @@ def test_rows_in_fp32_over_tokens_in_16_bits(kind):
     assert all(tensor.isfinite().all() for tensor in ours)
 
 
-@pytest.mark.parametrize("kind", triton_kernels.KINDS)
+@pytest.mark.parametrize("kind", triton_kernels.TRITON_KINDS)
 def test_through_the_public_function(kind):
     x, keys, values, grad = draw(6, 24, 16, 8)
     leaves = [tensor.clone().requires_grad_() for tensor in (x.view(2, 3, 16), keys.T.contiguous().T, values)]

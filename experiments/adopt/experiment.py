@@ -145,7 +145,7 @@ def tokens_of(model: Any) -> dict[str, tuple[Pattention, dict[str, torch.Tensor]
     """The layers of an adopted model that have ballast, by name, with the places of ballast, of the tokens that came
     from the host, and of those that came with growth."""
     found = {}
-    for name, entry in model.config.quantization_config.layers.items():
+    for name, entry in model.config.adopted.layers.items():
         if entry["ballast"]:
             whole = f"{model.base_model_prefix}.{name}"
             layer = model.get_submodule(whole)

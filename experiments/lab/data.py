@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenformer.data.config import DataConfig
-from tokenformer.data.sources import find_sources
+from tokenformer.data.text.settings import TextSettings
+from tokenformer.data.text.sources import find_sources
 
 SPLIT = {"train": (0.0, 0.9), "validation": (0.9, 0.95), "test": (0.95, 1.0)}
 
@@ -31,7 +31,7 @@ def read(text: str) -> Tensor:
             raise SystemExit(f"{path} does not exist; let ENWIK8 name the file enwik8, gzipped or not")
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     elif text == "python":
-        data = b"\n".join(Path(source.name).read_bytes() for source in find_sources(DataConfig(train="stdlib")))
+        data = b"\n".join(Path(source.name).read_bytes() for source in find_sources(TextSettings(train="stdlib")))
     else:
         raise SystemExit(f"{text!r} is not a text; choose enwik8 or python")
     return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())

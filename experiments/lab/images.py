@@ -16,29 +16,27 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
-from tokenformer.data import ImageConfig, PreparedImages, prepare_images
-from tokenformer.data.image_config import AugmentConfig
-from tokenformer.data.image_data import open_picture
-from tokenformer.data.image_sources import Gallery
-from tokenformer.training.order import OrderedImages
+from tokenformer.data.images import AugmentedInOrder, ImageData, ImageSettings
+from tokenformer.data.images.pictures import open_picture
+from tokenformer.data.images.settings import AugmentSettings
+from tokenformer.data.images.sources import Gallery
 
 
 @cache
-def read(part: str) -> PreparedImages:
+def read(part: str) -> ImageData:
     """The training images with what is held out of them, or the test images."""
     folder = Path(os.environ.get("CIFAR10", Path(__file__).parents[3] / "shared" / "data" / "cifar10"))
     path = folder / f"{part}.parquet"
     if not path.exists():
         raise SystemExit(f"{path} does not exist; let CIFAR10 name a folder with train.parquet and test.parquet")
-    prepared = prepare_images(
-        ImageConfig(
-            images=str(path),
-            normalise="cifar10",
-            validation_fraction=0.1 if part == "train" else 0.0,
-            workers=0,
-            augment=AugmentConfig(flip=0.5, crop_padding=4),
-        )
+    settings = ImageSettings(
+        images=str(path),
+        normalise="cifar10",
+        validation_fraction=0.1 if part == "train" else 0.0,
+        workers=0,
+        augment=AugmentSettings(flip=0.5, crop_padding=4),
     )
+    prepared = ImageData(settings).prepare()
     decoded = Decoded(prepared.train.gallery)
     for data in (prepared.train, prepared.validation):
         if data is not None:
@@ -62,7 +60,7 @@ class ImageTask:
 
     def __init__(self, batch: int, seed: int, samples: int) -> None:
         self.size, self.prepared, self.test = batch, read("train"), read("test").train
-        self.images = OrderedImages(self.prepared.train, samples, seed)
+        self.images = AugmentedInOrder(self.prepared.train, samples, seed)
 
     def batch(self, step: int) -> dict[str, Any]:
         """The images of a step."""

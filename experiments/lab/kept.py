@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokenformer.files import replace_file
+from tokenformer.io import replace_file
 
 from . import train
 

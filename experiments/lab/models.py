@@ -23,6 +23,7 @@ from tokenformer import (
     grow_optimizer,
     replace_linears,
 )
+from tokenformer.growth.rates import rate_shares
 from tokenformer.pattention import Pattention, default_tau, pattention_layers
 
 from .net2net import carry_moments, widen, widen_ffn
@@ -148,11 +149,17 @@ def equal_vit(shape: TokenViT) -> ViT:
 
 
 def adamw(model: nn.Module, run: Run) -> AdamW:
-    """The paper's optimizer. Weights decay, also tokens and embedding; biases, norms and positions do not."""
-    groups = [{"params": [], "weight_decay": run.weight_decay}, {"params": [], "weight_decay": 0.0}]
+    """The paper's optimizer. Weights decay, also tokens and embedding; biases, norms and positions do not.
+
+    The rate of a group is its share of the scheduled rate; all have the whole of it, unless rates follow sizes.
+    """
+    shares = rate_shares(model, dict(run.base)) if run.base else {}
+    groups: dict[tuple[bool, float], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
-        groups[parameter.ndim <= 1 or name.endswith(SPARED)]["params"].append(parameter)
-    return AdamW([group for group in groups if group["params"]], lr=run.lr, betas=(0.9, 0.95), fused=True)
+        spared, share = parameter.ndim <= 1 or name.endswith(SPARED), shares.get(name, 1.0)
+        group = {"params": [], "weight_decay": 0.0 if spared else run.weight_decay, "share": share}
+        groups.setdefault((spared, share), group)["params"].append(parameter)
+    return AdamW([groups[key] for key in sorted(groups)], lr=run.lr, betas=(0.9, 0.95), fused=True)
 
 
 def grow_both(model: Any, optimizer: AdamW, growth: Growth, run: Run) -> tuple[Any, AdamW]:
@@ -178,8 +185,11 @@ def grow_both(model: Any, optimizer: AdamW, growth: Growth, run: Run) -> tuple[A
         noise=growth.noise,
         exact=growth.method != "random",
     )
-    reset = growth.adopts or growth.adam == "reset"
-    return larger, adamw(larger, run) if reset else grow_optimizer(optimizer, model, larger)
+    afresh = adamw(larger, run)
+    if not (growth.adopts or growth.adam == "reset"):
+        # The state only: the groups are by the rates of the grown size.
+        afresh.state.update(grow_optimizer(optimizer, model, larger).state)
+    return larger, afresh
 
 
 def tau_targets(model: nn.Module) -> dict[str, tuple[float, float]]:

@@ -70,13 +70,13 @@ def shape_at(run: Run, step: int) -> Any:
 
 @cache
 def _adopted(shape: Shape, growths: tuple[Growth, ...]) -> tuple[int, int]:
-    """Parameters, and FLOPs a token of a forward pass, that a model has more for what it adopted. No weight matters."""
+    """Parameters, and FLOPs per token of a forward pass, that adopted layers add to a model. No weights are needed."""
     if not any(growth.adopts for growth in growths):
         return 0, 0
     run, model = Run(shape, 0.0, 0, growths=growths), build(shape)
     for growth in growths:
         model, _ = grow_both(model, adamw(model, run), growth, run)
-    layers = cost.adopted_layers(model.config.quantization_config)
+    layers = cost.adopted_layers(model.config.adopted)
     more = model.num_parameters() - cost.parameters(config_of(shape)).total
     return more, layers.flops_per_token - layers.replaced_flops_per_token
 
@@ -183,7 +183,8 @@ def facts(run: Run) -> dict[str, Any]:
 def run_of(facts_of_one: dict[str, Any]) -> Run:
     """The run that `facts` tells of, as results.json has it."""
     kind = {shape.__name__: shape for shape in (TokenFormer, NeoX, TokenViT, ViT)}[facts_of_one["kind"]]
-    said = {field.name: _tuples(facts_of_one[field.name]) for field in fields(Run)}
+    # Fields that have come since the run was made have their defaults.
+    said = {field.name: _tuples(facts_of_one[field.name]) for field in fields(Run) if field.name in facts_of_one}
     model = kind(**{name: _tuples(value) for name, value in said["model"].items()})
     growths = [Growth(**{name: _tuples(value) for name, value in growth.items()}) for growth in said["growths"]]
     return Run(**{**said, "model": model, "growths": tuple(growths)})

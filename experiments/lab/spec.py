@@ -82,6 +82,7 @@ class Growth:
     ballast: str = "spread"  # or single
     lr: float | None = None  # the rate from here on; None: as before
     rewarm: int = 0  # steps of wsd over which the rate rises from 0 once more
+    warm_new: int = 0  # steps over which the rate of appended tokens rises to that of the others
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ class Run:
     batch: int = 8
     context: int = 256
     marks: tuple[int, ...] = ()  # steps at which the state is kept too, for shorter runs with the same past
+    base: tuple[tuple[str, int], ...] = ()  # the shape that `lr` is for, if rates follow sizes; empty: all are equal
 
     @property
     def decay_start(self) -> int:

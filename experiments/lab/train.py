@@ -21,8 +21,8 @@ from suite import circumstances
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from tokenformer.files import replace_file
-from tokenformer.training.frozen import FrozenRows
+from tokenformer.io import replace_file
+from tokenformer.training.frozen import FrozenRows, RisingRows
 
 from .data import TextTask
 from .images import ImageTask
@@ -118,6 +118,8 @@ class Training:
                 self.measure("growth", **after, rise=after["loss"] - before["loss"])
         frozen = self.growth is not None and self.growth.trains == "new"
         self.frozen = FrozenRows(self.model, self.model.last_growth) if frozen else None
+        warm = self.growth is not None and self.growth.warm_new
+        self.rising = RisingRows(self.model, self.model.last_growth) if warm else None
         ramp = self.growth is not None and self.growth.tau_steps and self.growth.step == segment.start
         if ramp and self.taus is None:
             self.taus = tau_targets(self.model)
@@ -154,7 +156,7 @@ class Training:
     def make_step(self) -> tuple[Tensor, Tensor]:
         """One step of the optimizer. Returns the loss and the norm of the gradient before it was clipped."""
         for group in self.optimizer.param_groups:
-            group["lr"] = self.run.learning_rate(self.step)
+            group["lr"] = group["share"] * self.run.learning_rate(self.step)
         if self.taus is not None and self.growth is not None:
             set_tau(self.model, self.taus, (self.step + 1 - self.growth.step) / self.growth.tau_steps)
         loss = self.model(**self.task.batch(self.step)).loss
@@ -164,12 +166,23 @@ class Training:
         if (self.step + 1) % VALIDATION_STEPS == 0:
             self.lines.append({"kind": "gradients", "step": self.step + 1, "norms": gradient_norms(self.model)})
         norm = clip_grad_norm_(self.model.parameters(), 1.0)
+        rising = self._rising_share()
+        if rising < 1:
+            self.rising.remember()
         self.optimizer.step()
+        if rising < 1:
+            self.rising.cut_down(rising)
         self.optimizer.zero_grad(set_to_none=True)
         if self.frozen is not None:
             self.frozen.put_back()
         self.step += 1
         return loss.detach(), norm
+
+    def _rising_share(self) -> float:
+        """How far new tokens may move in this step, of what they would."""
+        if self.rising is None or self.growth is None:
+            return 1.0
+        return (self.step - self.growth.step + 1) / (self.growth.warm_new + 1)
 
     def finish(self) -> None:
         """Train to the end of the segment."""

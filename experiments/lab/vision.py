@@ -15,7 +15,7 @@ from .spec import Run, TokenViT, ViT
 TOKENS, WIDTH, HEADS = 72, 96, 3
 EPOCH = 703  # steps for the 45,000 images that are not held out
 STEPS = 4 * EPOCH
-SHORTER, LONGER = 2370, 4283  # steps of the large and the small size with the FLOPs of vision-growth's way to the large
+SHORTER, LONGER = 2370, 4283  # steps of the large and the small size with the FLOPs of vision_growth's way to the large
 RATES = (1e-3, 2e-3, 4e-3)
 BATCH = 64
 

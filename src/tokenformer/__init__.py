@@ -1,35 +1,77 @@
 """Neural networks whose parameters are tokens. `import tokenformer` registers the models with transformers.
 
-pattention, Pattention, replace_linears    the layer, and the swap that puts it into any torch model
+Pattention, replace_linears                the layer, and the swap that puts it into any torch model
+tokenformer.pattention                     the same as functions; how they are computed
+record_token_weights                       which tokens a model uses
 tokenformer.nn                             torch's Transformer layers with Pattention inside
-TokenFormerConfig, TokenFormerForCausalLM  the language model
+TokenFormerConfig, TokenFormerForCausalLM  the language model; also For… SequenceClassification, TokenClassification
+                                           and QuestionAnswering
 TokenFormerVisionConfig,
 TokenFormerForImageClassification          the vision model
 grow, grow_optimizer                       a larger model that computes exactly what the smaller one did
-adopt                                      a Transformer of transformers becomes a TokenFormer that computes the same
+parameter_groups                           learning rates that follow the size of a layer
+adopt                                      a transformers model becomes a TokenFormer that computes the same
 """
 
-import sys
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-# Parts that come when they are first asked for: `tokenformer.cost` needs no import of its own.
-_PARTS = ("cost", "data", "evaluation", "official", "report", "training")
+from . import integrations as integrations  # by which other tools learn of tokens
+from . import nn
+from .adoption import adopt
+from .errors import BadFileError, BadRequestError
+from .growth import Growth, grow, grow_optimizer, parameter_groups, plan_growth
+from .models import (
+    PRESETS,
+    VISION_PRESETS,
+    TokenFormerConfig,
+    TokenFormerForCausalLM,
+    TokenFormerForImageClassification,
+    TokenFormerForQuestionAnswering,
+    TokenFormerForSequenceClassification,
+    TokenFormerForTokenClassification,
+    TokenFormerModel,
+    TokenFormerVisionConfig,
+    TokenFormerVisionModel,
+)
+from .pattention import KINDS, Pattention, pattention_layers, record_token_weights, replace_linears
 
-if TYPE_CHECKING or "tokenformer_command" not in sys.modules:
-    from .api import *  # noqa: F403
-    from .api import __all__ as __all__
+__all__ = [
+    "KINDS",
+    "PRESETS",
+    "VISION_PRESETS",
+    "BadFileError",
+    "BadRequestError",
+    "Growth",
+    "Pattention",
+    "TokenFormerConfig",
+    "TokenFormerForCausalLM",
+    "TokenFormerForImageClassification",
+    "TokenFormerForQuestionAnswering",
+    "TokenFormerForSequenceClassification",
+    "TokenFormerForTokenClassification",
+    "TokenFormerModel",
+    "TokenFormerVisionConfig",
+    "TokenFormerVisionModel",
+    "adopt",
+    "grow",
+    "grow_optimizer",
+    "nn",
+    "parameter_groups",
+    "pattention_layers",
+    "plan_growth",
+    "record_token_weights",
+    "replace_linears",
+]
+
+__version__ = version("tokenformer")
+# Imported when they are first asked for, so that `tokenformer.cost` needs no import of its own.
+_PARTS = ("cost", "data", "evaluation", "official", "report", "training")
 
 if not TYPE_CHECKING:  # to a type checker every name would exist
 
     def __getattr__(name: str) -> Any:
         if name in _PARTS:
             return import_module(f".{name}", __name__)
-        if "tokenformer_command" not in sys.modules:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        # In the script (see src/tokenformer_command.py) all other names come when they are first asked for, too.
-        api = import_module(".api", __name__)
-        value = getattr(api, name)
-        globals().update({known: getattr(api, known) for known in api.__all__})
-        return value
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

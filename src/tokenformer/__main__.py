@@ -1,6 +1,6 @@
 """`python -m tokenformer` is the `tokenformer` command."""
 
-from .cli import main
+from tokenformer_cli import main
 
 if __name__ == "__main__":
     main()

@@ -2,10 +2,24 @@
 
 import difflib
 from collections.abc import Iterable
+from importlib.util import find_spec
+
+# What each extra of pyproject.toml brings, as it is imported; tests/test_packaging.py compares the two.
+EXTRAS = {
+    "train": ("accelerate", "datasets", "pyarrow"),
+    "vision": ("datasets", "pyarrow", "PIL", "kornia", "sklearn"),
+    "eval": ("lm_eval", "datasets"),
+    "report": ("matplotlib",),
+    "triton": ("triton",),
+}
 
 
 class BadRequestError(ValueError):
     """The request cannot be carried out as it stands; nothing was changed. The message says what to do."""
+
+
+class MissingExtraError(BadRequestError, ImportError):
+    """What was asked for needs packages of an extra that is not installed. The message says how to install it."""
 
 
 class BadFileError(RuntimeError):
@@ -21,9 +35,28 @@ def one_line(message: object) -> str:
     return " ".join(str(message).split())
 
 
+def innermost(error: Exception) -> str:
+    """The last sentence of an error that holds others, as those of transformers' strict configurations do."""
+    return one_line(error).rpartition("Error: ")[2]
+
+
+def shown(value: object, most: int = 200) -> str:
+    """A value as an error repeats it, cut off where it is too long to be read."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
+
+
 def install(extra: str) -> str:
     """The end of an error message about what an extra of ours brings."""
-    return f'install the extra: pip install -c constraints.txt -e ".[{extra}]", where tokenformer\'s source is'
+    return f'install the extra: pip install "tokenformer[{extra}]"'
+
+
+def require(what: str, extra: str, *modules: str) -> None:
+    """Refuse `what` in one line unless the modules of an extra are installed: those that are named, or all of them."""
+    missing = [module for module in modules or EXTRAS[extra] if find_spec(module) is None]
+    if missing:
+        is_or_are = "is" if len(missing) == 1 else "are"
+        raise MissingExtraError(f"{what} needs {', '.join(missing)}, which {is_or_are} not installed; {install(extra)}")
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

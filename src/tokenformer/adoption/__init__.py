@@ -1,6 +1,6 @@
-"""Transformers that exist become TokenFormers, exactly: `adopt`, the families it knows, and a way to add one."""
+"""Existing Transformers become TokenFormers, exactly: `adopt`, the families it knows, and a way to add one."""
 
+from .adopt import adopt
 from .families import FAMILIES, Family, Fed, register_family
-from .surgery import adopt
 
 __all__ = ["FAMILIES", "Family", "Fed", "adopt", "register_family"]

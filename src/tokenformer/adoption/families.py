@@ -8,7 +8,7 @@ Enters: a model type. Leaves: the names of norms, linears and activations in eve
     ffn = Fed("post_attention_layernorm", ffn=("mlp.c_fc", "mlp.act", "mlp.c_proj"))
     register_family("starcoder2", Family("layers", (qkv, ffn)))
 
-What is wrong in an entry does not stay hidden: `adopt` compares every layer and the logits, and puts everything back.
+A mistake in an entry does not stay hidden: `adopt` compares every layer and the logits, and undoes everything.
 """
 
 from dataclasses import dataclass, field
@@ -25,8 +25,8 @@ class Fed:
     """A norm and what reads its output, by their names within a block.
 
     qkv: linears. ffn: a linear, the activation and a second linear, called one after the other, nothing between them.
-    first: `norm` is the block before's, and in the first block this one, by its name in the base model.
-    shared: something else reads the output too, for example a residual that starts behind the norm.
+    first: `norm` belongs to the previous block; the first block has this one instead, by its name in the base model.
+    shared: something else reads the output too, for example a residual that starts after the norm.
     dropout: what lies between the norm and the linears, by names in the base model.
     """
 
@@ -40,7 +40,7 @@ class Fed:
 
 @dataclass(frozen=True)
 class Family:
-    """Where the blocks are in the base model, what is in each, and settings that make a model something else."""
+    """Where the blocks are in the base model, what is in each, and settings with which a model cannot be adopted."""
 
     blocks: str
     feds: tuple[Fed, ...]
@@ -58,19 +58,19 @@ def register_family(model_type: str, family: Family) -> None:
 
 
 def family_of(model_type: str) -> Family:
-    """The family of a model type, or a one-line refusal that lists those there are."""
+    """The family of a model type, or a one-line error that lists the supported ones."""
     if model_type in (TokenFormerConfig.model_type, TokenFormerVisionConfig.model_type):
         raise BadRequestError(f"adopt: a {model_type} model was given, which consists of Pattentions already; grow it")
     if model_type not in FAMILIES:
         raise BadRequestError(
-            f"adopt: a {model_type} model was given; supported are {', '.join(sorted(FAMILIES))}; docs/adopting.md "
-            "says how to add a family"
+            f"adopt: a {model_type} model was given; the supported families are {', '.join(sorted(FAMILIES))}; "
+            "docs/adopting.md says how to add one"
         )
     return FAMILIES[model_type]
 
 
 _SELF_ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-# SwiGLU multiplies two linears: it is no Pattention.
+# SwiGLU multiplies two linears, so it is not a Pattention.
 _LLAMA = Family("layers", (Fed("input_layernorm", qkv=_SELF_ATTENTION),))
 _VIT = Family(
     "layers",

@@ -1,6 +1,7 @@
-"""From a norm and the linears behind it to parameter tokens that compute the same. The algebra, in float64.
+"""From a norm and the linears that follow it to parameter tokens that compute the same. The algebra, in float64.
 
-Enters: the weights of a norm (`Rows`) and of the linears that read it. Leaves: keys, values, biases and tau (`Tokens`).
+Enters: the weights of a norm (`NormOutput`) and of the linears that read it. Leaves: keys, values, biases and tau
+(`Tokens`).
 
 A norm makes all rows equally long. With z for a row before the norm's own weight and bias, ‖z‖² = d, and linears of z
 are what scores are. `l2_gelu` and its kind divide scores by their norm; so the tokens are chosen such that this norm is
@@ -31,7 +32,7 @@ BALLASTS = ("spread", "single")
 class Tokens:
     """One Pattention: keys [n, d_in], values [n, d_out], tau, a key bias [n] if it needs one, a bias [d_out].
 
-    The last `ballast` tokens are there for the norm only; their values are zero.
+    The last `ballast` tokens only keep the norm constant; their values are zero.
     """
 
     keys: Tensor
@@ -43,11 +44,11 @@ class Tokens:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """What a norm leaves: z · weight + bias, where every z has the length √d.
+class NormOutput:
+    """The output of a norm: z · weight + bias, where every z has the length √d.
 
-    centred: z has a mean of zero (LayerNorm). kept: the norm stays as it is. Otherwise EqualLength stands in its place,
-    and rows are z itself, with what eps leaves out: as their mean if centred, as one channel more if not.
+    centred: z has a mean of zero (LayerNorm). kept: the norm stays as it is. Otherwise EqualLength replaces it,
+    and rows are z itself, with what eps leaves out: as their mean if centred, otherwise as one more channel.
     """
 
     weight: Tensor
@@ -81,7 +82,7 @@ class Rows:
 
 
 def ffn_tokens(
-    rows: Rows,
+    rows: NormOutput,
     first: tuple[Tensor, Tensor],
     second: tuple[Tensor, Tensor],
     *,
@@ -103,7 +104,7 @@ def ffn_tokens(
     return Tokens(keys, padded, math.sqrt(squared_tau), key_bias, out_bias, len(more_keys))
 
 
-def linear_tokens(rows: Rows, weight: Tensor, bias: Tensor, *, single: float | None = None) -> Tokens:
+def linear_tokens(rows: NormOutput, weight: Tensor, bias: Tensor, *, single: float | None = None) -> Tokens:
     """The tokens of a linear, a weight [out, in] and a bias. `single` is as in `ffn_tokens`."""
     out, d = weight.shape
     if single is not None:
@@ -123,7 +124,7 @@ def linear_tokens(rows: Rows, weight: Tensor, bias: Tensor, *, single: float | N
     return Tokens(keys, values, math.sqrt(2 * d), key_bias if rows.kept else None, out_bias, len(rest))
 
 
-def _ballast(rows: Rows, keys: Tensor, key_bias: Tensor, slack: float) -> tuple[float, Tensor, Tensor]:
+def _ballast(rows: NormOutput, keys: Tensor, key_bias: Tensor, slack: float) -> tuple[float, Tensor, Tensor]:
     """tau², and the rows E and biases e for which ‖K z + k‖² + ‖E z + e‖² is tau², for keys K and biases k of z."""
     d, width = len(rows.weight), rows.width
     gram = keys.mT @ keys  # [width, width]

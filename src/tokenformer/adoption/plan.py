@@ -1,7 +1,7 @@
 """What adoption will replace, found and checked before a number moves.
 
-Enters: a model and a request (parts, a form of ballast). Leaves: every norm concerned, with what it leaves and the
-layers behind it (`Site`); or a one-line error, with the model untouched.
+Enters: a model and a request (parts, a form of ballast). Leaves: every norm concerned, with its output and the
+layers that follow it (`Site`); or a one-line error, with the model untouched.
 """
 
 import math
@@ -21,7 +21,7 @@ from ..models.adopted import record_of
 from ..pattention import pattention_layers
 from ..pattention.functional import ACTIVATIONS
 from .families import PARTS, Family, Fed, family_of
-from .fold import BALLASTS, Rows
+from .fold import BALLASTS, NormOutput
 
 # A linear on normalised rows can be written with any of the kinds that normalise first: the paper's.
 LINEAR_KIND = "l2_gelu"
@@ -48,17 +48,17 @@ class Layer:
 
     @property
     def removed(self) -> list[str]:
-        """What it does along with its own place."""
+        """The modules whose work it does as well."""
         return [] if self.activation is None else [self.activation, self.last]
 
 
 @dataclass
 class Site:
-    """A norm, what it leaves, and the layers that read it."""
+    """A norm, its output, and the layers that read it."""
 
     norm: str
     module: Any
-    rows: Rows
+    rows: NormOutput
     layers: list[Layer] = field(default_factory=list)
     dropped: bool = False  # whether the family knows of dropout between the norm and the layers
 
@@ -87,7 +87,7 @@ def plan_adoption(
 def _check_arguments(model: Any, ballast: str, slack: float, tolerance: float | None) -> None:
     if not isinstance(model, PreTrainedModel):
         raise BadRequestError(
-            f"adopt: a {type(model).__name__} was given; a model of transformers is needed (merge adapters first)"
+            f"adopt: a {type(model).__name__} was given; a transformers model is needed (merge adapters first)"
         )
     check_settings(ballast, slack, tolerance)
     built_anew = record_of(model.config) is not None and not any(pattention_layers(model))  # from its configuration
@@ -111,7 +111,7 @@ def check_settings(ballast: str, slack: float, tolerance: float | None) -> None:
 
 
 def check_whole_weights(config: Any) -> None:
-    """Refuse what was adopted already, and weights that are not there as numbers."""
+    """Refuse a model that was adopted already, or whose weights are quantised."""
     if record_of(config) is not None:
         raise BadRequestError("adopt: the model is adopted already; grow it, or load the original one")
     found = getattr(config, "quantization_config", None)
@@ -206,12 +206,12 @@ def activation_kind(name: str, module: nn.Module) -> str:
             if (given - activation(u)).abs().max() < 1e-8:
                 return kind
     raise BadRequestError(
-        f"adopt: {name} is a {type(module).__name__}; supported are GELU (exact and tanh), SiLU and ReLU"
+        f"adopt: {name} is a {type(module).__name__}; GELU (exact and tanh), SiLU and ReLU are supported"
     )
 
 
-def _rows(name: str, norm: Any, kept: bool) -> Rows:
-    """What a norm leaves, from its weights."""
+def _rows(name: str, norm: Any, kept: bool) -> NormOutput:
+    """The output of a norm, from its weights."""
     if isinstance(norm, nn.LayerNorm) and len(norm.normalized_shape) == 1:
         width, centred = norm.normalized_shape[0], True
     elif type(norm).__name__.endswith("RMSNorm") and isinstance(norm.weight, Tensor):
@@ -221,7 +221,7 @@ def _rows(name: str, norm: Any, kept: bool) -> Rows:
     _check_finite(name, norm)
     weight, bias = norm.weight, getattr(norm, "bias", None)
     ones = torch.ones(width, dtype=torch.float64)
-    return Rows(
+    return NormOutput(
         ones if weight is None else weight.detach().double().cpu(),
         0 * ones if bias is None else bias.detach().double().cpu(),
         centred,
@@ -234,13 +234,13 @@ def _check_dropout(base: nn.Module, fed: Fed) -> None:
         dropout: Any = _module(base, name)
         if dropout.training and dropout.p > 0:
             raise BadRequestError(
-                f"adopt: the model is in training mode, and {name} drops {dropout.p:g} of what a norm leaves; call "
+                f"adopt: the model is in training mode, and {name} drops {dropout.p:g} of a norm's output; call "
                 "model.eval(), or set it to 0"
             )
 
 
 def _check_own(model: nn.Module, base: nn.Module, names: list[str]) -> None:
-    """What is replaced must stand in one place, with weights of its own."""
+    """What is replaced must be used in one place only, with weights of its own."""
     places: dict[int, list[str]] = {}
     owners: dict[int, list[str]] = {}
     for path, module in model.named_modules(remove_duplicate=False):

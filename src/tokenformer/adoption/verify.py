@@ -1,4 +1,4 @@
-"""Is it the same? What the host computed, layer by layer and in the end, beside what the adopted model computes.
+"""Is it the same? Compares what the host computed, layer by layer and in the end, with what the adopted model does.
 
 Enters: a model before its modules are replaced (`watch`), and the new modules. Leaves: the relative error of every
 layer; or an error that names the worst of them.
@@ -21,7 +21,7 @@ from .plan import Site
 
 @dataclass
 class Seen:
-    """What the host was given and gave: as a whole, and each module of interest, a call after another."""
+    """What entered and left the host, as a whole and for each module of interest, call by call."""
 
     inputs: list[Mapping[str, Any]]
     outputs: list[Tensor]
@@ -58,7 +58,7 @@ def watch(model: PreTrainedModel, base: nn.Module, sites: list[Site], inputs: Ma
 
 @torch.no_grad()
 def check_training_mode(model: PreTrainedModel, base: nn.Module, sites: list[Site], seen: Seen) -> None:
-    """Refuse a model that drops something in training between modules that one Pattention is to stand for.
+    """Refuse a model with dropout between modules that one Pattention is to replace.
 
     The comparison in evaluation mode does not see that. Pairs that do not fit there either are its business.
     """
@@ -79,7 +79,7 @@ def check_training_mode(model: PreTrainedModel, base: nn.Module, sites: list[Sit
         # In training some hosts leave out whole blocks.
         if other in again.entered and not torch.equal(again.left[one][-1], again.entered[other][-1]):
             raise BadRequestError(
-                f"adopt: in training mode {other} does not read what {one} leaves, and one layer shall stand for both: "
+                f"adopt: in training mode {other} does not read the output of {one}, and one layer is to replace both: "
                 "dropout lies between them; set it to 0 in the configuration, or leave this part out"
             )
 

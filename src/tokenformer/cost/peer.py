@@ -1,4 +1,5 @@
-"""A TokenFormer beside a Transformer of as many parameters and layers, its FFN four times as wide: a GPT-NeoX or a ViT.
+"""A TokenFormer beside a Transformer with as many parameters and layers: a GPT-NeoX or a ViT with an FFN four times as
+wide as the model.
 
 Enters: the configuration of a TokenFormer, or a number of parameters. Leaves: the Transformer that matches it; the
 length from which the TokenFormer is cheaper, and by how much it is at one length or on images.
@@ -11,8 +12,7 @@ from typing import Any
 from transformers import GPTNeoXConfig, ViTConfig
 
 from ..errors import BadRequestError
-from ..models.config import TokenFormerConfig
-from ..models.vision_config import TokenFormerVisionConfig
+from ..models.config import TokenFormerConfig, TokenFormerVisionConfig
 from .counts import forward_flops_per_image, forward_flops_per_token, parameters
 from .shapes import LanguageConfig, VisionConfig, refuse_below, shape_of_images, shape_of_text
 
@@ -31,7 +31,7 @@ def neox_width(total: float, layers: int, vocab_size: int, *, tied: bool = True)
 
 
 def _parameters(width: float, layers: int, rows: int) -> float:
-    """Of a Transformer with `rows` · width numbers outside of blocks and final norm."""
+    """The parameters of a Transformer with `rows` · width numbers outside of its blocks and final norm."""
     return rows * width + layers * (12 * width**2 + 13 * width) + 2 * width
 
 
@@ -52,12 +52,12 @@ def equal_neox(
 ) -> GPTNeoXConfig:
     """The GPT-NeoX that has as many parameters, within 2 %, and an FFN four times as wide as the model.
 
-    Given a configuration, what is not named is as there: depth, vocabulary, tied embedding, context, rotary share,
-    special tokens, attention kernel. Given a number, `layers` and `vocab_size` must be named; the embedding is tied.
+    Given a configuration, whatever you do not name is taken from it: depth, vocabulary, tied embedding, context, rotary
+    share, special tokens, attention kernel. Given a number, name `layers` and `vocab_size`; the embedding is tied.
 
     Of the widths that fit, the one that suits the processor best (a multiple of 16, else of 8, …; then heads of a
     multiple of 8, else of 4, …), then the one whose heads are nearest to 64. Heads are 48 to 80 wide, or any width from
-    8 on if nothing fits so. Rotary embedding needs an even number of dimensions.
+    8 on if none of those fits. Rotary embedding needs an even number of dimensions.
     """
     refuse_below(1, layers=layers, vocab_size=vocab_size, heads=heads, max_position_embeddings=max_position_embeddings)
     more: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
@@ -75,7 +75,7 @@ def equal_neox(
         more |= {"attn_implementation": config._attn_implementation}
     if wanted <= 0 or not layers or not vocab_size:
         given = f"{wanted:,.0f} parameters, layers={layers}, vocab_size={vocab_size}"
-        raise BadRequestError(f"equal_neox was given {given}; all three are needed, and above 0")
+        raise BadRequestError(f"equal_neox was given {given}; all three must be given and be above 0")
     rotated = more.get("rope_parameters", {}).get("partial_rotary_factor", 0.25)
     named = f"GPT-NeoX of {layers} layers, {heads or 'any number of'} heads and a vocabulary of {vocab_size:,}"
     heads, head = _heads(wanted, layers, (1 if tied else 2) * vocab_size, rotated, heads, named)
@@ -114,8 +114,8 @@ def equal_vit(config: VisionConfig, *, layers: int | None = None, heads: int | N
 
 
 def _vit_rows(config: VisionConfig) -> tuple[int, int]:
-    """Of a ViT for the images and classes of `config`: numbers for each unit of width outside of its blocks and final
-    norm, and the classifier's biases."""
+    """What a ViT for the images and classes of `config` has outside of its blocks and final norm: numbers for each unit
+    of width, and the classifier's biases."""
     shape, images = shape_of_images(config)
     patches, class_token, positions = images.patch_numbers + 1, 1, images.patches + 1
     return patches + class_token + positions + shape.outputs, shape.outputs
@@ -150,13 +150,13 @@ def _heads(
 
 
 def crossing_length(config: TokenFormerConfig, peer: GPTNeoXConfig | None = None) -> int | None:
-    """The first length at which `config` takes fewer FLOPs a token than `peer`, and does so ever after.
+    """The first length at which `config` takes fewer FLOPs per token than `peer`, as it does at all greater lengths.
 
     Both take a + b · length FLOPs, b = 4 · layers · width: ours fewer beyond (a_ours − a_peer) / (b_peer − b_ours).
-    Without a peer: the GPT-NeoX of as many parameters and layers, its width a real number. With tied embeddings both
-    take 2 FLOPs for each number in a matrix, so a_ours − a_peer is twice what the peer has more in biases and norms.
+    Without a peer: the GPT-NeoX with as many parameters and layers, its width a real number. With tied embeddings both
+    take 2 FLOPs for each number in a matrix, so a_ours − a_peer is twice the peer's surplus of biases and norms.
 
-    0: at every length. None: from no length on, because the peer's layers · width are no more than ours. Training is
+    0: at every length. None: at no length, because the peer's layers · width are no more than ours. Training is
     three times the forward pass and has the same crossing.
     """
     (ours, by_length), (theirs, their_by_length) = _flops_line(config), _peer_line(config, peer)
@@ -177,7 +177,7 @@ def image_flops_ratio(
 ) -> float:
     """FLOPs of the peer on an image over those of `config`; above 1 ours is cheaper.
 
-    Without a peer: the ViT of as many parameters and layers, its width a real number.
+    Without a peer: the ViT with as many parameters and layers, its width a real number.
     """
     ours = forward_flops_per_image(config, image_size)
     if peer is not None:
@@ -190,7 +190,7 @@ def image_flops_ratio(
 
 
 def _flops_line(config: LanguageConfig) -> tuple[int, int]:
-    """FLOPs a token at length 0, and what every token of length adds."""
+    """FLOPs per token at length 0, and how many each token of length adds."""
     shape = shape_of_text(config)
     return forward_flops_per_token(config, 0), 4 * shape.layers * shape.width
 

@@ -1,9 +1,11 @@
-"""What the formulas need to know of a model. Enters: a configuration, ours or a Transformer's. Leaves: a Shape.
+"""What the formulas need to know about a model. Enters: a configuration, ours or a Transformer's. Leaves: a Shape.
 
-The four kinds differ in the matrices of their blocks, in what stands before and after the blocks, and in what autograd
-keeps. All of that is here; counts.py and memory.py know one kind of model, the Shape.
+The four kinds differ in the matrices of their blocks, in what comes before and after the blocks, and in what autograd
+keeps; a GPT-NeoX or a ViT may have adopted layers, which are counted here too. counts.py knows one kind of model, the
+Shape.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,21 +13,19 @@ from transformers import GPTNeoXConfig, ViTConfig
 
 from ..errors import BadRequestError
 from ..models.adopted import Adopted, record_of
-from ..models.config import TokenFormerBaseConfig, TokenFormerConfig
-from ..models.vision_config import TokenFormerVisionConfig
-from .adopted import layer_biases, layer_numbers
+from ..models.config import TokenFormerBaseConfig, TokenFormerConfig, TokenFormerVisionConfig
 
 LanguageConfig = TokenFormerConfig | GPTNeoXConfig
 VisionConfig = TokenFormerVisionConfig | ViTConfig
 Config = LanguageConfig | VisionConfig
 
-# Numbers in fp32 or wider that a Pattention keeps for each row, beside its scores.
+# Numbers in fp32 or wider that a Pattention keeps for each row, besides its scores.
 ROW_STATS = 3
 
 
 @dataclass(frozen=True)
 class Images:
-    """Of a model of images: the sides in pixels, the channels, the tokens beside the patches, and how it pools."""
+    """The images of a vision model: sides in pixels, channels, tokens besides the patches, and how it pools."""
 
     height: int
     width: int
@@ -59,7 +59,7 @@ class Shape:
 
     width: int
     layers: int
-    matrices: dict[str, int]  # numbers in the matrices of all blocks, by role; each is multiplied once a token
+    matrices: dict[str, int]  # numbers in the matrices of all blocks, by role; each is multiplied once per token
     biases: dict[str, int]  # numbers in their biases, by role
     norms: int  # numbers in their norms
     kept: int  # numbers that autograd keeps of them for each token
@@ -71,18 +71,18 @@ class Shape:
 
 
 def refuse_below(least: int, **given: int | None) -> None:
-    """Refuse a number that no model or batch has; what is not given is not looked at."""
+    """Refuse a number that no model or batch can have; None is not checked."""
     for name, value in given.items():
         if value is not None and value < least:
             raise BadRequestError(f"{name}={value} was given; at least {least} is needed")
 
 
 def shape_of(config: Config) -> Shape:
-    """Of any of the four kinds; any other is refused."""
+    """The shape of any of the four kinds; any other is refused."""
     if not isinstance(config, TokenFormerConfig | GPTNeoXConfig | TokenFormerVisionConfig | ViTConfig):
         kind = getattr(config, "model_type", type(config).__name__)
         raise BadRequestError(
-            f"the cost of a {kind} is not known; give a TokenFormerConfig or a GPTNeoXConfig, or for images a "
+            f"the cost of a {kind} cannot be counted; give a TokenFormerConfig or a GPTNeoXConfig, or for images a "
             "TokenFormerVisionConfig or a ViTConfig"
         )
     block = _tokens(config) if isinstance(config, TokenFormerBaseConfig) else _linears(config)
@@ -95,18 +95,18 @@ def shape_of(config: Config) -> Shape:
 
 
 def shape_of_text(config: LanguageConfig) -> Shape:
-    """Of a language model; one of images is refused."""
+    """The shape of a language model; a vision model is refused."""
     shape = shape_of(config)
     if shape.images is not None:
-        raise BadRequestError(f"a {config.model_type} is counted by the image, not by the token; ask for …_per_image")
+        raise BadRequestError(f"a {config.model_type} is counted per image, not per token; use …_per_image")
     return shape
 
 
 def shape_of_images(config: VisionConfig, image_size: int | None = None) -> tuple[Shape, Images]:
-    """Of a vision model, on images of another size than its own if one is given; a language model is refused."""
+    """The shape of a vision model, for images of another size if one is given; a language model is refused."""
     shape = shape_of(config)
     if shape.images is None:
-        raise BadRequestError(f"a {config.model_type} takes no images; ask for …_per_token")
+        raise BadRequestError(f"a {config.model_type} does not take images; use …_per_token")
     images = shape.images
     if image_size is not None:
         if image_size < max(images.patch_height, images.patch_width):
@@ -154,7 +154,7 @@ def _linears(config: GPTNeoXConfig | ViTConfig) -> dict[str, Any]:
 
 
 def _adopted(shape: Shape, host: Any, record: Adopted) -> Shape:
-    """A GPT-NeoX or a ViT with Pattentions in the place of linears, which may differ from block to block."""
+    """A GPT-NeoX or a ViT with Pattentions in place of linears, which may differ from block to block."""
     matrices, biases, kept, wide = dict(shape.matrices), dict(shape.biases), shape.kept, shape.kept_wide
     roles = {name: "ffn" if ".mlp." in name else "qkv" for name in record.layers}
     biases |= dict.fromkeys(roles.values(), 0)
@@ -162,7 +162,7 @@ def _adopted(shape: Shape, host: Any, record: Adopted) -> Shape:
         tokens, role = layer["num_tokens"], roles[name]
         matrices[role] += layer_numbers(layer) - layer["replaced"]
         biases[role] += layer_biases(layer)
-        # Of an FFN the scores take the place of what enters and what leaves the activation.
+        # In an FFN the scores replace what enters and what leaves the activation.
         kept += tokens - (2 * host.intermediate_size if role == "ffn" else 0)
         wide += ROW_STATS
     # An EqualLength has no weights, and keeps its rows in fp32 after it moved them, instead of its input, which the
@@ -210,3 +210,47 @@ def _of_images(config: VisionConfig) -> dict[str, Any]:
 def _sides(size: Any) -> tuple[int, int]:
     height, width = (size, size) if isinstance(size, int) else size
     return height, width
+
+
+@dataclass(frozen=True)
+class LayerCosts:
+    """The adopted layers of a model: their parameters, numbers in their matrices, and FLOPs per token.
+
+    `replaced_…` is the same for the linears that they replaced. `cost.parameters` counts the whole model, if it is a
+    GPT-NeoX or a ViT.
+    """
+
+    parameters: int
+    numbers: int
+    flops_per_token: int
+    replaced_numbers: int
+    replaced_flops_per_token: int
+
+
+def layer_numbers(layer: Mapping[str, Any]) -> int:
+    """The numbers in a Pattention's keys and values."""
+    return layer["num_tokens"] * (layer["d_in"] + layer["d_out"])
+
+
+def layer_biases(layer: Mapping[str, Any]) -> int:
+    """The numbers in its biases, if it has them."""
+    return layer["num_tokens"] * layer["key_bias"] + layer["d_out"] * layer["bias"]
+
+
+def layer_parameters(layer: Mapping[str, Any]) -> int:
+    """All of them."""
+    return layer_numbers(layer) + layer_biases(layer)
+
+
+def adopted_layers(record: Adopted) -> LayerCosts:
+    """The costs of all adopted layers together."""
+    layers = list(record.layers.values())
+    replaced = sum(layer["replaced"] for layer in layers)
+    numbers = sum(map(layer_numbers, layers))
+    return LayerCosts(
+        parameters=sum(map(layer_parameters, layers)),
+        numbers=numbers,
+        flops_per_token=2 * numbers,
+        replaced_numbers=replaced,
+        replaced_flops_per_token=2 * replaced,
+    )

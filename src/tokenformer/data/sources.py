@@ -1,41 +1,83 @@
-"""Names of sources to the files and datasets they stand for.
+"""Names of sources, of text or of images: paths, folders, globs, names on the Hub, and what is built in.
 
-Enters: paths, folders, globs, `stdlib`, Hub names. Leaves: a list of readers, in a fixed order.
+Enters: what a recipe or a command names. Leaves: files in a fixed order, or a dataset that the `datasets` library
+loads.
 """
 
 import glob
+import gzip
 import os
 import re
-import sysconfig
+import zlib
 from collections.abc import Container, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO, cast
 
-from ..errors import BadRequestError
-from .config import DataConfig, as_list
-from .readers import CommaSeparated, Dataset, JsonLines, Parquet, RowSource, TextFile
+from ..errors import BadFileError, BadRequestError, install, one_line
 
-Source = TextFile | RowSource
-
-READERS = {".jsonl": JsonLines, ".ndjson": JsonLines, ".json": JsonLines, ".csv": CommaSeparated, ".parquet": Parquet}
-# Of the standard library: tests and data for them, and what is not Python's own.
-NOT_LIBRARY = {"test", "tests", "idlelib", "lib2to3", "site-packages", "__pycache__"}
 HUB_PREFIX = "hub:"
 BUILT_IN = {"stdlib", "digits"}  # sources of text and of images that need no files
 
 
-def find_sources(config: DataConfig, part: str = "train") -> list[Source]:
-    """Everything that the sources of `part`, train or validation, stand for."""
-    named = config.train if part == "train" else config.validation
-    names = as_list(named or [])
-    if not names:
-        raise BadRequestError(f"no source was given for {part}; name files, folders, a Hub dataset, or stdlib")
-    split = config.hub_split if part == "train" else config.hub_validation_split
-    found = [source for name in names for source in _find(name, config, split)]
-    if part == "validation":
-        trained = {_place(source) for source in find_sources(config)}
-        for source in found:
-            check_apart(source.name, {_place(source)}, trained)
+def as_list(names: str | os.PathLike | Iterable[str] | None) -> list[str]:
+    """One source, several or none, as a list."""
+    if names is None:
+        return []
+    found = [str(names)] if isinstance(names, str | os.PathLike) else [str(name) for name in names]
+    if "" in found:
+        raise BadRequestError("a source has an empty name; for the folder you are in write .")
     return found
+
+
+@dataclass(frozen=True)
+class HubDataset:
+    """What the `datasets` library loads: a name on the Hub, a dataset folder, or a folder it saved itself."""
+
+    name: str
+    config: str | None = None
+    split: str = "train"
+    saved: bool = False
+    streaming: bool = False
+
+    @property
+    def place(self) -> str:
+        """What is read: the same for the same rows, however the name is spelt."""
+        if (Path(self.name) / "state.json").exists():
+            return str(Path(self.name).resolve())
+        return f"{Path(self.name).resolve() if self.saved else self.name} {self.config} {self.split}"
+
+    def load(self, **more: Any) -> Any:
+        """The dataset itself. `more` goes to load_dataset."""
+        datasets = load_datasets()
+        try:
+            if not self.saved:
+                return datasets.load_dataset(self.name, self.config, split=self.split, streaming=self.streaming, **more)
+            loaded = datasets.load_from_disk(self.name)
+        except Exception as error:  # the library and those under it raise many kinds, most for a wrong name
+            asked = ", ".join(filter(None, (self.config and f"config {self.config!r}", f"split {self.split!r}")))
+            where = "cannot be loaded" if Path(self.name).exists() else "is not a path here and cannot be loaded"
+            raise BadRequestError(
+                f"{self.name!r} {where} as a dataset ({asked}): {type(error).__name__}: {one_line(error)}"
+            ) from error
+        if not isinstance(loaded, datasets.DatasetDict):
+            return loaded
+        if self.split not in loaded:
+            raise BadRequestError(
+                f"{self.name!r} has no split {self.split!r}; it has {', '.join(loaded)}: choose one of them "
+                "(hub_split, hub_validation_split, or --split)"
+            )
+        return loaded[self.split]
+
+
+def load_datasets() -> Any:
+    """The `datasets` library, which only some sources need."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise BadRequestError(f"this source is read by the library datasets; {install('train')}") from error
+    return datasets
 
 
 def check_apart(name: str, places: set[str], trained: set[str]) -> None:
@@ -47,51 +89,15 @@ def check_apart(name: str, places: set[str], trained: set[str]) -> None:
         )
 
 
-def _place(source: Source) -> str:
-    """What it reads: the same for the same text, however its name is spelt."""
-    if not isinstance(source, Dataset) or (Path(source.name) / "state.json").exists():
-        return str(Path(source.name).resolve())
-    name = Path(source.name).resolve() if source.saved else source.name
-    return f"{name} {source.config} {source.split}"
+def missing_sources(names: Iterable[str]) -> list[str]:
+    """Those of the sources, of text or of images, that can only be files or folders and do not exist."""
 
-
-def _find(name: str, config: DataConfig, split: str) -> Iterator[Source]:
-    path = Path(name).expanduser()
-    if name == "stdlib":
-        yield from _library()
-    elif name.startswith(HUB_PREFIX):
-        yield _dataset(name.removeprefix(HUB_PREFIX), config, split)
-    elif is_saved_dataset(path):
-        yield _dataset(str(path), config, split, saved=True)
-    elif path.is_dir():
-        files = files_in(path)
-        if not files:
-            raise BadRequestError(f"the folder {name} has no files in it")
-        yield from (_reader(file, found=True) for file in files)
-    elif path.exists():
-        yield _reader(path)
-    elif glob.has_magic(name):
-        files = [Path(file) for file in sorted(glob.glob(str(path), recursive=True)) if os.path.isfile(file)]
-        if not files:
-            raise BadRequestError(f"no file matches {name}")
-        yield from (_reader(file, found=True) for file in files)
-    elif looks_like_hub(name):
-        yield _dataset(name, config, split)
-    else:
-        raise BadRequestError(
-            f"there is no file or folder {name}; a Hub dataset without an owner in its name is written {HUB_PREFIX}NAME"
-        )
-
-
-def not_there(names: Iterable[str]) -> list[str]:
-    """Those of the sources, of text or of images, that can only be files or folders and are not there."""
-
-    def is_there(name: str) -> bool:
+    def exists(name: str) -> bool:
         path = str(Path(name).expanduser())
         found = os.path.exists(path) or (glob.has_magic(name) and any(glob.iglob(path, recursive=True)))
         return found or name in BUILT_IN or name.startswith(HUB_PREFIX) or looks_like_hub(name)
 
-    return [name for name in names if not is_there(name)]
+    return [name for name in names if not exists(name)]
 
 
 def is_saved_dataset(path: Path) -> bool:
@@ -106,14 +112,24 @@ def looks_like_hub(name: str) -> bool:
     )
 
 
-def _dataset(name: str, config: DataConfig, split: str, saved: bool = False) -> Source:
-    return Dataset(name, config.hub_config, split, saved, config.streaming)
+def matching_files(pattern: str) -> list[Path]:
+    """The files that a glob matches, sorted; an error if there are none."""
+    found = glob.glob(str(Path(pattern).expanduser()), recursive=True)
+    files = [Path(file) for file in sorted(found) if os.path.isfile(file)]
+    if not files:
+        raise BadRequestError(f"no file matches {pattern}")
+    return files
 
 
-def _reader(path: Path, found: bool = False) -> Source:
-    plain = path.with_suffix("") if path.suffix.lower() == ".gz" else path
-    reader = READERS.get(plain.suffix.lower())
-    return reader(str(path)) if reader else TextFile(str(path), found)
+def check_readable(path: Path) -> None:
+    """Refuse a pipe or a device, which cannot be read twice and may never end."""
+    if not path.is_file():
+        raise BadRequestError(f"{path} is neither a file nor a folder; write what it gives into a file first")
+
+
+def no_such_source(name: str) -> BadRequestError:
+    """The error for a name that stands for nothing."""
+    return BadRequestError(f"there is no file or folder {name}; a dataset on the Hub is written {HUB_PREFIX}NAME")
 
 
 def files_in(folder: Path, left_out: Container[str] = ()) -> list[Path]:
@@ -125,10 +141,13 @@ def files_in(folder: Path, left_out: Container[str] = ()) -> list[Path]:
     return sorted(file for file in files if file.is_file())  # no pipes and sockets
 
 
-def _library() -> Iterator[Source]:
-    """The source of the running Python's standard library, which every machine that can run us has."""
-    folder = sysconfig.get_path("stdlib")
-    files = [file for file in files_in(Path(folder), NOT_LIBRARY) if file.suffix == ".py"]
-    if not files:
-        raise BadRequestError(f"this Python has no source of its standard library in {folder}; name another source")
-    yield from (TextFile(str(file), found=True) for file in files)
+@contextmanager
+def opened(name: str) -> Iterator[BinaryIO]:
+    """The file, unpacked if it is gzipped. Whatever is wrong with the disk or the archive becomes one line."""
+    try:
+        with gzip.open(name) if name.lower().endswith(".gz") else open(name, "rb") as file:
+            yield cast(BinaryIO, file)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise BadFileError(f"{name} is not a whole gzip file: {one_line(error)}") from error
+    except OSError as error:
+        raise BadFileError(f"{name} cannot be read: {error.strerror or error}") from error

@@ -2,7 +2,7 @@
 
     tokenformer eval models/mine --images photos/
 
-Enters: an image classifier of transformers, its image processor, and pictures with classes. Leaves: top-1 and top-5
+Enters: an image classifier from transformers, its image processor, and pictures with classes. Leaves: top-1 and top-5
 accuracy, and the counts of every class. Pictures that cannot be decoded are named and left out of every count.
 """
 
@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedModel
 
-from ..data.encode import available_cores
-from ..data.image_data import BadImageError, ImageReadError, open_picture
-from ..data.image_sources import Gallery
+from ..data.base import available_cores
+from ..data.images.pictures import BadImageError, ImageReadError, open_picture
+from ..data.images.sources import Gallery
 from ..errors import BadFileError, BadRequestError, did_you_mean, one_line
 from ..models.sample import evaluating
 
@@ -41,8 +41,8 @@ class ImageScore:
     top1: float
     top5: float | None  # None for a model of five classes or fewer
     images: int
-    classes: tuple[ClassScore, ...]  # those that the pictures have
-    matched: str  # how they were found among the model's: by name, by number or by position
+    classes: tuple[ClassScore, ...]  # those that occur among the pictures
+    matched: str  # how they were matched with the model's: by name, by number or by position
     bad: tuple[str, ...]
 
 
@@ -59,10 +59,10 @@ def evaluate_images(
 ) -> ImageScore:
     """Classify all pictures of a gallery.
 
-    `processor` is the model's own, by AutoImageProcessor. The classes are the model's of the same names or, if the
-    gallery has numbers only, which are no names to the model, or `by_position`, of the same numbers. `workers`
-    processes decode; all cores if None. A picture that cannot be decoded is told to `say` and left out; with `strict`
-    it is an error.
+    `processor` is the model's own, from AutoImageProcessor. Classes are matched with the model's by name; or by number,
+    if the gallery has only numbers and the model has no classes of such names, or with `by_position`. `workers`
+    processes decode, as many as there are cores if None. A picture that cannot be decoded is reported to `say` and left
+    out; with `strict` it is an error.
     """
     if batch_size < 1:
         raise BadRequestError(f"batch size {batch_size} was given; at least 1 is needed")
@@ -76,7 +76,7 @@ def evaluate_images(
         for rows, pixels, problems in loader:
             for problem in problems:
                 if strict:
-                    raise BadImageError(f"{problem}; mend or remove it, or leave out --strict")
+                    raise BadImageError(f"{problem}; fix or remove it, or leave out --strict")
                 say(problem)
             bad += problems
             if rows:
@@ -105,7 +105,7 @@ def match_classes(gallery: Gallery, config: Any, by_position: bool = False) -> t
     known = [config.id2label[i] for i in range(config.num_labels)]
     by_number = gallery.numbered and not set(gallery.names) <= set(known)
     if by_position or by_number:
-        # Numbers mean places even if some are missing; names, only if all of them are there.
+        # Numbers mean positions even if some are missing; names do so only if none is missing.
         too_few = len(gallery.names) < len(known) and not gallery.numbered
         if too_few or len(gallery.names) > len(known):
             raise BadRequestError(
@@ -144,7 +144,7 @@ class _Pictures(Dataset[tuple[int, Tensor | str]]):
             return row, self.processor(picture, return_tensors="pt")["pixel_values"][0]
         except ValueError as error:
             raise ImageReadError(
-                f"the image processor cannot take an image of {self.channels} channels: {one_line(error)}; mend the "
+                f"the image processor cannot take an image of {self.channels} channels: {one_line(error)}; fix the "
                 "model's preprocessor_config.json"
             ) from error
 

@@ -1,8 +1,7 @@
-"""Local files in place of the Hub, for tasks that are otherwise the harness's own.
+"""Local rows of tasks, checked before the harness reads them.
 
 Enters: task names and a folder with a JSONL file for each, named after it, in the columns of the stock task. Leaves:
-the harness's tasks, which read these files. Rows that a task would choke on, or count as wrong in silence, are named by
-file and line first.
+the SHA-256 of each file. A row that a task would choke on, or silently count as wrong, is named by file and line.
 """
 
 import hashlib
@@ -16,15 +15,15 @@ from ..errors import BadFileError, BadRequestError, one_line
 
 
 @dataclass(frozen=True)
-class Rows:
-    """What the rows of a task are: columns with their types, and a condition that `says` puts into words."""
+class RowFormat:
+    """What a row of a task must be: columns with their types, and a condition that `says` puts into words."""
 
     columns: dict[str, type]
     holds: Callable[[dict], bool]
     says: str
 
 
-_ARC = Rows(
+_ARC = RowFormat(
     {"question": str, "choices": dict, "answerKey": str},
     lambda row: (
         row["answerKey"] in row["choices"]["label"]
@@ -34,25 +33,25 @@ _ARC = Rows(
     ),
     "choices must have a list `text` and a list `label` as long, with the answerKey in it",
 )
-STOCK_ROWS = {
-    "lambada_openai": Rows(
+ROW_FORMATS = {
+    "lambada_openai": RowFormat(
         {"text": str},
         lambda row: " " in row["text"].strip() and row["text"] == row["text"].rstrip(),
         "text must have two words or more, and end with one",
     ),
-    "hellaswag": Rows(
+    "hellaswag": RowFormat(
         {"activity_label": str, "ctx_a": str, "ctx_b": str, "endings": list, "label": str},
         lambda row: _texts(row["endings"]) and 0 <= int(row["label"]) < len(row["endings"]),
         "label must be the number, from 0 on, of one of the endings",
     ),
-    "piqa": Rows(
+    "piqa": RowFormat(
         {"goal": str, "sol1": str, "sol2": str, "label": int},
         lambda row: row["label"] in (0, 1),
         "label must be 0 or 1",
     ),
     "arc_easy": _ARC,
     "arc_challenge": _ARC,
-    "winogrande": Rows(
+    "winogrande": RowFormat(
         {"sentence": str, "option1": str, "option2": str, "answer": str},
         lambda row: "_" in row["sentence"] and row["answer"] in ("1", "2"),
         'sentence must have a _ for the options, and answer be "1" or "2"',
@@ -65,31 +64,6 @@ def check_files(names: Iterable[str], folder: Path) -> dict[str, str]:
     if not folder.is_dir():
         raise BadRequestError(f"{folder} {'is not a folder' if folder.exists() else 'does not exist'}; check --data")
     return {name: _check_file(name, folder / f"{name}.jsonl") for name in names}
-
-
-def local_task(manager: Any, name: str, folder: Path, cache: str) -> Any:
-    """The stock task `name` of the harness, with the rows of our file as its only split."""
-    path = folder / f"{name}.jsonl"
-    override = {
-        "task": name,
-        "dataset_path": "json",
-        "dataset_name": None,
-        "dataset_kwargs": {"data_files": {"test": str(path.resolve())}, "cache_dir": cache},
-        "test_split": "test",
-        "validation_split": None,
-        "training_split": None,
-        "fewshot_split": None,
-    }
-    try:
-        # Only as a member of a group does the harness lay an override over the stock task.
-        task = manager.load({"group": "local", "task": [override]})["tasks"][name]
-    except Exception as error:  # datasets, pyarrow, Jinja and the task's own functions each have theirs
-        raise BadFileError(f"{path} does not fit the task {name}: {type(error).__name__}: {one_line(error)}") from error
-    if task.config.num_fewshot:
-        raise BadRequestError(
-            f"task {name} shows the model examples of another split; with --data, only zero-shot works"
-        )
-    return task
 
 
 def _check_file(name: str, path: Path) -> str:
@@ -114,7 +88,7 @@ def _check_row(name: str, line: bytes, where: str) -> None:
         raise BadFileError(f"{where} is not JSON: {one_line(error)}") from error
     if not isinstance(row, dict):
         raise BadFileError(f"{where} is not a row: an object with columns is expected")
-    expected = STOCK_ROWS.get(name)
+    expected = ROW_FORMATS.get(name)
     if expected is None:  # a task whose columns only the harness knows
         return
     for column, kind in expected.columns.items():

@@ -4,8 +4,8 @@
 
 Enters: a causal language model, its tokenizer and a text. Leaves: loss, perplexity and bits per byte. Windows of
 `length` tokens move over the text by `stride`, and each predicts the tokens that follow its own. Every token but the
-text's first is scored once, by the first window that reaches it: with all the text before it as far as the window goes,
-and never with less than `length - stride` tokens once there are as many.
+text's first is scored once, by the first window that reaches it: with all the text before it that fits into the window,
+which is at least `length - stride` tokens, once there are as many.
 """
 
 import math
@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from ..errors import BadFileError, BadRequestError
 from ..models.sample import evaluating
-from ..models.text import ByteTokenizer, as_text, encode
+from ..models.text import as_text, encode, reads_bytes
 
 # Beyond this a perplexity is no longer a finite number.
 LARGEST_LOSS = 700.0
@@ -33,7 +33,7 @@ LONGEST_DEFAULT, MOST_WINDOWS, MOST_LOGITS = 2048, 4, 2**28
 class TextScore:
     """How a text was predicted. `tokens` and `bytes` are what was scored: all of it without the first token.
 
-    loss is in nats a token. bits_per_byte divides by bytes, which no tokenizer changes, so that it can be compared
+    loss is in nats per token. bits_per_byte divides by bytes, which no tokenizer changes, so that it can be compared
     between models with different ones.
     """
 
@@ -64,7 +64,7 @@ def evaluate_text(
     length: int | None = None,
     batch_size: int | None = None,
 ) -> TextScore:
-    """Score a text with a model. `tokenizer` is one of transformers, or ours for raw bytes.
+    """Score a text with a model. `tokenizer` is a transformers tokenizer; models/text.py makes one for raw bytes.
 
     `length` is the model's context unless given, 2048 tokens at the most, `stride` half of it. A smaller stride costs
     more and gives every token more context. `batch_size` windows are read at a time: four unless given, or fewer if
@@ -74,9 +74,7 @@ def evaluate_text(
     context = getattr(config, "max_position_embeddings", None)
     if length is None:
         if context is None:
-            raise BadRequestError(
-                f"a {config.model_type} model has no longest context; say how many tokens with length"
-            )
+            raise BadRequestError(f"a {config.model_type} model has no longest context; give a length")
         length = min(context, LONGEST_DEFAULT)
     stride = max(1, length // 2) if stride is None else stride
     if length < 1 or (context is not None and length > context):
@@ -118,11 +116,11 @@ def windows(tokens: int, length: int, stride: int) -> Iterator[Window]:
 
 
 def _scored_bytes(tokenizer: Any, text: str | bytes, ids: list[int]) -> int:
-    """The bytes of a text without those of its first token, which has nothing to be predicted from."""
-    if isinstance(tokenizer, ByteTokenizer):
+    """The bytes of a text without those of its first token, which has nothing before it to be predicted from."""
+    if reads_bytes(tokenizer):
         return len(ids) - 1
     first = tokenizer.decode(ids[:1], skip_special_tokens=True)
-    if first.endswith("\ufffd"):  # the first byte or bytes of a character: at least one
+    if first.endswith("\ufffd"):  # the first byte or bytes of a character: count one
         first = first[:-1] + " "
     return max(1, len(as_text(text).encode()) - len(first.encode()))
 

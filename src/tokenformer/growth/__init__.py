@@ -3,5 +3,15 @@
 from .grow import apply_growth, grow
 from .optimizer import grow_optimizer
 from .plan import METHODS, Growth, LayerGrowth, plan_growth
+from .rates import parameter_groups
 
-__all__ = ["METHODS", "Growth", "LayerGrowth", "apply_growth", "grow", "grow_optimizer", "plan_growth"]
+__all__ = [
+    "METHODS",
+    "Growth",
+    "LayerGrowth",
+    "apply_growth",
+    "grow",
+    "grow_optimizer",
+    "parameter_groups",
+    "plan_growth",
+]

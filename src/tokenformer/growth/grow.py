@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from ..errors import BadRequestError
-from ..models import adopted_models
+from ..models import growth_records
 from ..pattention import pattention_layers
 from .layer import grow_layer
-from .plan import Growth, find_config, plan_growth
+from .optimizer import check_optimizer, grow_optimizer
+from .plan import Growth, check_growable, plan_growth
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -27,73 +28,55 @@ def grow(
     *,
     num_tokens: Mapping[str, int] | int | None = None,
     to: str | None = None,
-    method: str = "zero",
+    method: str | None = None,
     seed: int = 0,
     noise: float = 1.0,
     inplace: bool = False,
+    optimizer: Optimizer | None = None,
     exact: bool = True,
 ) -> Model:
-    """Append parameter tokens to every Pattention of a model.
+    """Append parameter tokens to every Pattention of a model. Give one of `factor`, `num_tokens` and `to`.
 
-    Give one of `factor`, `num_tokens` (by role in a TokenFormer: qkv, out, ffn; by layer name or pattern in any
-    other module) and `to` (a preset). `method` is zero, split or rotate, which are exact, or random, which is not and
-    needs `exact=False`; see layer.py. `seed` decides the new tokens, `noise` the size of split's random parts in units
-    of the values' scale.
+    Gradients are cleared, and the step is kept as `model.last_growth`.
 
-    With `inplace` the model itself grows, layer by layer, in little more memory than it needs when grown, and an
-    optimizer that holds its parameters stays valid for `grow_optimizer`. Gradients are cleared. The step is kept as
-    `model.last_growth`.
+    Args:
+        model: any module that contains Pattention layers.
+        factor: how many times as many tokens every layer gets.
+        num_tokens: the new counts: by role in a TokenFormer (qkv, out, ffn), by layer name or pattern in any other
+            module, or one number for all.
+        to: a preset of the same width and depth.
+        method: rotate, split or zero, which are exact, or random, which is not. If None, rotate, or split for the kinds
+            of Pattention and the adopted models of which rotate is not exact.
+        seed: decides the new tokens.
+        noise: size of split's random parts, in units of the values' scale.
+        inplace: grow the model itself, layer by layer, in little more memory than the grown one needs. An optimizer
+            that holds its parameters stays valid for `grow_optimizer`.
+        optimizer: with `inplace`, grow it as well; if its state cannot follow, neither is touched.
+        exact: False allows `random`, which changes what the model computes.
     """
     growth = plan_growth(
         model, factor, num_tokens=num_tokens, to=to, method=method, seed=seed, noise=noise, exact=exact
     )
-    return apply_growth(model, growth, inplace=inplace)
+    return apply_growth(model, growth, inplace=inplace, optimizer=optimizer)
 
 
-def apply_growth(model: Model, growth: Growth, *, inplace: bool = False) -> Model:
-    """Carry out a planned growth step."""
-    _check_growable(model)
+def apply_growth(model: Model, growth: Growth, *, inplace: bool = False, optimizer: Optimizer | None = None) -> Model:
+    """Carry out a planned growth step, of a model, or of a model and its optimizer, in place."""
+    check_growable(model, growth.method)
+    if optimizer is not None:
+        if not inplace:
+            raise BadRequestError(
+                "grow: optimizer= goes with inplace=True; for a new model use grow_optimizer(optimizer, model, bigger)"
+            )
+        check_optimizer(optimizer, model, growth)
     model = model if inplace else copy.deepcopy(model)
     layers = dict(pattention_layers(model))
     for name in growth.layers:
         grow_layer(name, layers[name], growth)
     model.zero_grad(set_to_none=True)
-    _update_config(model, growth)
+    for part, record in growth_records(model):
+        record.record_growth(part, {"method": growth.method, "seed": growth.seed, "noise": growth.noise})
     model.last_growth = growth  # type: ignore[assignment]
+    if optimizer is not None:
+        grow_optimizer(optimizer, model, model, growth=growth)
     return model
-
-
-def _check_growable(model: nn.Module) -> None:
-    owners: dict[int, str] = {}
-    for name, layer in pattention_layers(model):
-        if name.endswith(".base_layer"):  # peft's name for what it wraps; its own matrices would not grow
-            raise BadRequestError(
-                f"grow: {name.partition('.base_layer')[0]} has an adapter on its tokens; merge it first "
-                "(merge_and_unload), or grow the model without it"
-            )
-        for key, tokens in layer.named_parameters(recurse=False):
-            if isinstance(tokens, DTensor):
-                raise BadRequestError(
-                    f"grow: {name}.{key} is sharded over devices; grow the full model or a checkpoint of it"
-                )
-            owner = owners.setdefault(id(tokens), name)
-            if owner != name:
-                raise BadRequestError(f"grow: {name}.{key} is shared with {owner}; untie them first")
-    for host, record in adopted_models(model):
-        record.check(host)
-
-
-def _update_config(model: nn.Module, growth: Growth) -> None:
-    for host, record in adopted_models(model):
-        record.follow(host, {"method": growth.method, "seed": growth.seed, "noise": growth.noise})
-    config = find_config(model)
-    if config is None:
-        return
-    before = config.num_tokens
-    for name, step in growth.layers.items():
-        for role, suffixes in config.token_roles.items():
-            if name.rpartition(".")[2] in suffixes:
-                setattr(config, f"{role}_tokens", step.after)
-    entry = {"method": growth.method, "seed": growth.seed, "noise": growth.noise}
-    entry |= {"before": before, "after": config.num_tokens}
-    config.growth_history = [*(config.growth_history or []), entry]

@@ -1,11 +1,11 @@
-"""Growth of one Pattention layer: what happens to its keys, values and tau. A key's bias is one entry more of the key.
+"""Growth of one Pattention layer: what happens to its keys, values and tau. A key's bias is one more entry of the key.
 
 zero     appended keys are zero and score zero; GeLU(0) = 0 and the L2 norm is as it was, whatever the appended
          values are. tau stays.
 split    every token becomes c tokens with its key; their values sum to its value. The L2 norm grows by √c, so
          tau does too (for softmax, by c). Tokens beyond the largest multiple are appended as by zero.
-rotate   appended keys are random rotations of the old ones, K' = Q K with QᵀQ = I, whose scores have for every x the
-         norm that the old scores have; their values are zero. The L2 norm grows by a constant, and tau with it.
+rotate   appended keys are random rotations of the old ones, K' = Q K with QᵀQ = I, whose scores have, for every x,
+         the same norm as the old scores; their values are zero. The L2 norm grows by a constant, and tau with it.
 random   appended keys and values are random and tau is that of a layer born at the new size: not exact.
 """
 
@@ -21,7 +21,7 @@ from .plan import Growth, LayerGrowth
 
 @torch.no_grad()
 def grow_layer(name: str, layer: Pattention, growth: Growth) -> None:
-    """Grow a layer in place. Its Parameters stay the same objects, so that an optimizer still knows them."""
+    """Grow a layer in place. Its Parameters stay the same objects, so that an optimizer still holds them."""
     step = growth.layers[name]
     keys, values = _with_bias(layer), layer.value_tokens
     tau = grown_tau(layer.tau, layer.kind, step, growth.method)
@@ -37,7 +37,7 @@ def grow_layer(name: str, layer: Pattention, growth: Growth) -> None:
         new_keys[:split_at] = keys.repeat(step.copies, 1)
         if growth.method == "random":
             _fill_normal(new_keys[split_at:], _scale(keys), generator)
-        if step.rotated and keys.any():  # keys that are all zero have no rotation; new values then make them learn
+        if step.rotated and keys.any():  # keys that are all zero have no rotation; their new values then let them learn
             new_keys[split_at:] = _rotations(keys, step.appended, generator)
             new_values[split_at:] = 0
     if layer.key_bias is not None:
@@ -58,7 +58,7 @@ def grown_tau(tau: Tensor, kind: str, step: LayerGrowth, method: str) -> Tensor:
 
 
 def _with_bias(layer: Pattention) -> Tensor:
-    """The keys [n, d_in], and their biases as one column more if they have any."""
+    """The keys [n, d_in], with their biases, if any, as one more column."""
     keys = layer.key_tokens
     return keys if layer.key_bias is None else torch.cat([keys, layer.key_bias.unsqueeze(1)], dim=1)
 
@@ -76,7 +76,7 @@ def _share_out(values: Tensor, step: LayerGrowth, noise: float, out: Tensor, gen
     shares -= shares.mean(dim=0)
     shares += wide / step.copies
     parts[:-1] = shares[:-1]
-    # The last part is what is left, so that the rounding of the others to a narrow dtype is made good.
+    # The last part is the remainder, which makes up for the rounding of the others to a narrow dtype.
     parts[-1] = wide - parts[:-1].to(wide.dtype).sum(dim=0)
 
 
@@ -104,7 +104,7 @@ def _scale(tokens: Tensor) -> float:
 
 
 def _generator(seed: int, name: str) -> torch.Generator:
-    """One stream a layer, so that a layer's new tokens do not depend on which others grow, or in which order."""
+    """One stream per layer, so that a layer's new tokens do not depend on which others grow, or in which order."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 

@@ -8,21 +8,25 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal, get_args
 
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from ..errors import BadRequestError, did_you_mean
-from ..models import TokenFormerBaseConfig, adopted_models
+from ..models import TokenFormerBaseConfig, growth_records
 from ..pattention import Pattention, pattention_layers
 from ..pattention.functional import ACTIVATIONS
 
-METHODS = ("zero", "split", "rotate", "random")
+Method = Literal["zero", "split", "rotate", "random"]
+METHODS: tuple[str, ...] = get_args(Method)
+# Of one layer: beyond any memory, and below what overflows.
+MOST_TOKENS = 2**31
 
 
 @dataclass(frozen=True)
 class LayerGrowth:
-    """One layer: every old token comes to stand `copies` times, then new tokens fill up to `after`.
+    """One layer: every old token is repeated `copies` times, then new tokens fill up to `after`.
 
     `rotated`: the keys of the new tokens are rotations of the old ones, instead of zero.
     """
@@ -34,7 +38,7 @@ class LayerGrowth:
 
     @classmethod
     def by(cls, method: str, before: int, after: int, key_size: int) -> "LayerGrowth":
-        """How `method` gets from `before` tokens to `after`. Fewer new keys than a key has entries are no rotations."""
+        """How `method` gets from `before` tokens to `after`. Too few new keys cannot be rotations."""
         rotated = method == "rotate" and after - before >= min(before, key_size)
         return cls(before, after, copies=after // before if method == "split" else 1, rotated=rotated)
 
@@ -69,12 +73,13 @@ def plan_growth(
     *,
     num_tokens: Mapping[str, int] | int | None = None,
     to: str | None = None,
-    method: str = "zero",
+    method: str | None = None,
     seed: int = 0,
     noise: float = 1.0,
     exact: bool = True,
 ) -> Growth:
     """Check a request against a model and work it out layer by layer. The arguments are those of `grow`."""
+    method = method or best_method(model)
     if method not in METHODS:
         raise BadRequestError(f"grow: method={method!r} is not known; {did_you_mean(method, METHODS)}")
     if method == "random" and exact:
@@ -84,8 +89,9 @@ def plan_growth(
         )
     if not 0 <= noise < math.inf:
         raise BadRequestError(f"grow: noise={noise} was given; a number from 0 on is needed")
-    for _, record in adopted_models(model):
-        check_ballast_grows(record.ballast, method)
+    if not -(2**63) <= seed < 2**63:
+        raise BadRequestError(f"grow: seed={seed} was given; it has at most 64 bits")
+    check_growable(model, method)
     layers = dict(pattention_layers(model))
     if not layers:
         raise BadRequestError(f"grow: {type(model).__name__} has no Pattention layer")
@@ -95,13 +101,32 @@ def plan_growth(
     )
 
 
-def check_ballast_grows(ballast: str, method: str | None) -> None:
-    """Refuse a method that is not for models adopted with this form of ballast."""
-    if method == "rotate" and ballast == "single":
-        raise BadRequestError(
-            "grow: a model adopted with ballast='single' has a token whose large bias rotate would spread over the new "
-            "ones; use method='zero' or 'split'"
-        )
+def best_method(model: nn.Module) -> str:
+    """The exact method after which a model trains best: rotate or, where that is not exact, split."""
+    kinds = {layer.kind for _, layer in pattention_layers(model)}
+    recorded = {record.growth_method for _, record in growth_records(model)}
+    return "rotate" if kinds <= ACTIVATIONS.keys() and recorded <= {"rotate"} else "split"
+
+
+def check_growable(model: nn.Module, method: str) -> None:
+    """Refuse what no request can change: adapters on tokens, shards, shared tokens, records that do not fit."""
+    owners: dict[int, str] = {}
+    for name, layer in pattention_layers(model):
+        if name.endswith(".base_layer"):  # peft's name for what it wraps; its own matrices would not grow
+            raise BadRequestError(
+                f"grow: {name.partition('.base_layer')[0]} has an adapter on its tokens; merge it first "
+                "(merge_and_unload), or grow the model without it"
+            )
+        for key, tokens in layer.named_parameters(recurse=False):
+            if isinstance(tokens, DTensor):
+                raise BadRequestError(
+                    f"grow: {name}.{key} is sharded over devices; grow the full model or a checkpoint of it"
+                )
+            owner = owners.setdefault(id(tokens), name)
+            if owner != name:
+                raise BadRequestError(f"grow: {name}.{key} is shared with {owner}; untie them first")
+    for part, record in growth_records(model):
+        record.check_growth(part, method)
 
 
 def key_size(layer: Pattention) -> int:
@@ -110,7 +135,7 @@ def key_size(layer: Pattention) -> int:
 
 
 def find_config(model: nn.Module) -> TokenFormerBaseConfig | None:
-    """The TokenFormer configuration of a model, also when it stands inside a wrapper."""
+    """The TokenFormer configuration of a model, also inside a wrapper."""
     for module in model.modules():
         config = getattr(module, "config", None)
         if isinstance(config, TokenFormerBaseConfig):
@@ -125,7 +150,7 @@ def _targets(
     num_tokens: Mapping[str, int] | int | None,
     to: str | None,
 ) -> dict[str, int]:
-    """The token count each layer shall have; layers that keep theirs are left out."""
+    """The new token count of each layer; layers that keep theirs are left out."""
     given = [name for name, value in (("factor", factor), ("num_tokens", num_tokens), ("to", to)) if value is not None]
     if len(given) != 1:
         raise BadRequestError(
@@ -147,7 +172,7 @@ def _targets(
         raise BadRequestError("grow: num_tokens is empty; name at least one size")
     targets: dict[str, int] = {}
     for key, count in num_tokens.items():
-        for name in _layers_called(key, layers, config):
+        for name in layers_called(key, layers, config):
             targets[name] = count
     return targets
 
@@ -161,7 +186,7 @@ def _preset_tokens(config: TokenFormerBaseConfig | None, to: str) -> dict[str, i
         have, want = getattr(config, field), getattr(target, field)
         if have != want:
             raise BadRequestError(
-                f"grow: preset {to!r} has {field}={want}, this model has {have}; growth adds tokens only, so choose a "
+                f"grow: preset {to!r} has {field}={want}, this model has {have}; growth only adds tokens, so choose a "
                 "preset of the same width and depth"
             )
     changed = {role: n for role, n in target.num_tokens.items() if n != config.num_tokens[role]}
@@ -170,10 +195,10 @@ def _preset_tokens(config: TokenFormerBaseConfig | None, to: str) -> dict[str, i
     return changed
 
 
-def _layers_called(key: str, layers: dict[str, Pattention], config: TokenFormerBaseConfig | None) -> list[str]:
+def layers_called(key: str, layers: dict[str, Pattention], config: TokenFormerBaseConfig | None) -> list[str]:
     """The layers a key of num_tokens means: by role in a TokenFormer, by name or pattern in any other module.
 
-    A name may lack what comes before it in this model: tables name an adopted model's layers without its head.
+    A name may leave out its first parts: `layers.0.mlp` also means `gpt_neox.layers.0.mlp`.
     """
     if config is not None:
         if key not in config.token_roles:
@@ -193,6 +218,10 @@ def _plan_layer(name: str, layer: Pattention, after: int, method: str) -> LayerG
     if after == before:
         raise BadRequestError(
             f"grow: {name} already has {before} tokens; ask for more, or leave it out to keep its size"
+        )
+    if after > MOST_TOKENS:
+        raise BadRequestError(
+            f"grow: {name} has {before} tokens and would have {after:,}, which no memory holds; ask for fewer"
         )
     growth = LayerGrowth.by(method, before, after, key_size(layer))
     if layer.kind not in ACTIVATIONS and method == "rotate":

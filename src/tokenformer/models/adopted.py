@@ -1,52 +1,48 @@
-"""Models of other families that have Pattentions in them: what config.json says of it, and how such a model loads.
+"""Models of other families with Pattentions in them: the record of what was replaced, and the parts that replace it.
 
-Enters: a model of transformers, and the record of the modules that were replaced in it (adoption/). Leaves: the
-same model with those modules in place, empty, for their weights to be loaded.
-
-    import tokenformer
-    AutoModelForCausalLM.from_pretrained("models/adopted")
-
-transformers has one way for a library to replace modules between building a model and loading its weights: that of
-quantised models. So the record stands under `quantization_config`, with the method "tokenformer". Nothing is
-quantised, and once loaded the model is an ordinary one.
+Enters: a transformers model, and the record of the modules that were replaced in it (adoption/). Leaves: the
+same model with those modules in place, empty, for their weights to be loaded. adopted_classes.py has the classes that
+load such models; their configuration holds the record as `config.adopted`.
 """
 
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
-from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
-from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..errors import BadFileError, BadRequestError
 from ..pattention import Pattention
 from ..pattention.module import set_submodule
+from .config import TokenFormerBaseConfig
 
-METHOD = "tokenformer"
-# Of a layer's entry, what a Pattention is made from; the rest is for people.
+# Where config.json of version 0.1 has the record: in `quantization_config`, under this method of quantisation.
+OLD_METHOD = "tokenformer"
+# The part of a layer's entry that a Pattention is made from; the rest is for people to read.
 SHAPE = ("d_in", "d_out", "num_tokens", "kind", "key_bias", "bias")
 
 
 Module = TypeVar("Module", bound=nn.Module)
 
 
-def fits_no_host(module: Module) -> Module:
-    """Let a module be saved with something under the name of the host's weight that does not fit there.
+def fits_no_host(module: Module, size: int = 1) -> Module:
+    """Give a module a buffer with the name of the host's weight, and a shape that does not fit it.
 
-    Where tokenformer is not imported, loading then fails, instead of leaving layers at random behind a warning.
+    Loading into the host's own class then fails, instead of drawing layers at random with no more than a warning.
     """
-    module.weight = nn.Buffer(torch.empty(0))
+    # Not empty: accelerate takes tensors without storage for shared ones, and saves only the first of them.
+    module.weight = nn.Buffer(torch.zeros(size))
     return module
 
 
 class EqualLength(nn.Module):
     """LayerNorm (`centred`) or RMSNorm, without weights, whose rows all have the same length, √width.
 
-    A norm divides by √(variance + eps), and leaves rows shorter than that by as much as eps counts. Here what is
-    missing goes where the keys behind the norm do not look: LayerNorm's rows have a mean of zero, so it becomes their
-    mean; RMSNorm's rows have no place for it, and get one channel more.
+    A norm divides by √(variance + eps), so eps leaves its rows a little too short. Here what is missing goes where the
+    keys that follow the norm do not look: LayerNorm's rows have a mean of zero, so it becomes their
+    mean; RMSNorm's rows have no room for it, and get one more channel.
     """
 
     def __init__(self, width: int, eps: float, centred: bool) -> None:
@@ -68,33 +64,41 @@ class EqualLength(nn.Module):
         return f"{self.width}, eps={self.eps}, centred={self.centred}"
 
 
-@register_quantization_config(METHOD)
-class Adopted(QuantizationConfigMixin):
+@dataclass
+class Adopted:
     """What was replaced in a model, by the names of the modules in its base model.
 
-    layers: name -> d_in, d_out, num_tokens, kind, key_bias, bias; ballast, how many tokens only make up the norm;
-        replaced, the numbers in the matrices that stood there; error, relative, as `adopt` measured it, or None.
-    norms: name -> width, eps, centred of the EqualLength that stands there.
-    removed: what a Pattention does along with its own place: identities stand there.
+    layers: name -> d_in, d_out, num_tokens, kind, key_bias, bias; ballast, how many tokens only keep the norm
+        constant; replaced, how many numbers the replaced matrices had; error, the relative one if `adopt` measured it.
+    norms: name -> width, eps, centred of the EqualLength that replaced it.
+    removed: modules whose work a Pattention does as well, each replaced by an identity.
     ballast: how the norm is kept constant, see adoption/fold.py.
-    growth: one entry a growth step: method, seed, noise.
+    growth: one entry per growth step: method, seed, noise.
     """
 
-    def __init__(
-        self,
-        layers: dict[str, dict[str, Any]],
-        norms: dict[str, dict[str, Any]],
-        removed: list[str],
-        ballast: str,
-        growth: list[dict[str, Any]] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self.quant_method: Any = METHOD
-        self.layers, self.norms, self.removed, self.ballast = layers, norms, removed, ballast
-        self.growth = growth or []
+    layers: dict[str, dict[str, Any]]
+    norms: dict[str, dict[str, Any]]
+    removed: list[str]
+    ballast: str
+    growth: list[dict[str, Any]] = field(default_factory=list)
 
-    def put_into(self, model: PreTrainedModel) -> None:
-        """Replace the modules of a model as the record says; the new layers are empty."""
+    @classmethod
+    def from_dict(cls, entries: dict[str, Any]) -> "Adopted":
+        """The record in a config.json; what else the entry there says is not for us."""
+        try:
+            return cls(**{key: value for key, value in entries.items() if key in cls.__dataclass_fields__})
+        except TypeError as error:
+            raise BadFileError(f"the record of adopted layers in config.json cannot be read: {error}") from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record for a config.json."""
+        return asdict(self)
+
+    def put_into(self, model: PreTrainedModel, guard: int = 1) -> None:
+        """Replace the modules of a model as the record says; the new layers are empty.
+
+        `guard` is the size of what keeps their weights from being loaded into the host: see `fits_no_host`.
+        """
         base = model.base_model
         if self.ballast == "single" and model.dtype == torch.float16:
             raise BadRequestError(
@@ -105,13 +109,13 @@ class Adopted(QuantizationConfigMixin):
                 like = next(base.get_submodule(name).parameters())
                 shape = {key: entry[key] for key in SHAPE}
                 layer = Pattention(**shape, device=like.device, dtype=like.dtype)
-                set_submodule(base, name, fits_no_host(layer))
+                set_submodule(base, name, fits_no_host(layer, guard))
             for name, settings in self.norms.items():
                 base.get_submodule(name)
-                set_submodule(base, name, EqualLength(**settings))
+                set_submodule(base, name, fits_no_host(EqualLength(**settings), guard))
             for name in self.removed:
                 set_submodule(base, name, nn.Identity())
-                # Some hosts initialise a module by reaching into its parts (GPT-2 the second linear of its MLP).
+                # Some hosts initialise a module by reaching into its parts: GPT-2 into the second linear of its MLP.
                 parent: Any = base.get_submodule(name.rpartition(".")[0])
                 parent._is_hf_initialized = True
         except (AttributeError, KeyError, TypeError) as error:
@@ -120,37 +124,61 @@ class Adopted(QuantizationConfigMixin):
             ) from error
         forget_plans(model)
 
-    def check(self, model: PreTrainedModel) -> None:
-        """Refuse a model in which other layers stand than the record says: it could not be kept up to date."""
+    @property
+    def growth_method(self) -> str:
+        """The exact way to grow that trains best."""
+        return "split" if self.ballast == "single" else "rotate"
+
+    @property
+    def growth_history(self) -> list[dict[str, Any]]:
+        return self.growth
+
+    def check_growth(self, model: PreTrainedModel, method: str) -> None:
+        """Refuse a method that is not for this model, and a model whose layers are no longer those of the record."""
+        check_ballast_grows(self.ballast, method)
         modules = dict(model.base_model.named_modules())
         for name in self.layers:
             if not isinstance(modules.get(name), Pattention):
                 found = f"a {type(modules[name]).__name__}" if name in modules else "nothing"
-                raise BadRequestError(f"grow: {name} was adopted, and {found} stands there now; put the layer back")
+                raise BadRequestError(f"grow: {name} was adopted, and {found} is in its place now; put the layer back")
 
-    def follow(self, model: PreTrainedModel, step: dict[str, Any]) -> None:
-        """Bring the record up to date after a growth step."""
+    def record_growth(self, model: PreTrainedModel, step: dict[str, Any]) -> None:
+        """Note a growth step of `model`, and its new token counts."""
         for name, entry in self.layers.items():
             entry["num_tokens"] = model.base_model.get_submodule(name).num_tokens
         self.growth.append(step)
 
 
 def record_of(config: Any) -> Adopted | None:
-    """The record in a configuration, if it is that of an adopted model. In one that was just read it is a dict."""
-    found = getattr(config, "quantization_config", None)
-    if isinstance(found, dict) and found.get("quant_method") == METHOD:
-        return Adopted.from_dict(found)
-    return found if isinstance(found, Adopted) else None
+    """The record in the configuration of an adopted model, otherwise None."""
+    found, old = getattr(config, "adopted", None), getattr(config, "quantization_config", None)
+    if found is None and isinstance(old, dict) and old.get("quant_method") == OLD_METHOD:
+        return Adopted.from_dict(old)
+    return found
 
 
-def adopted_models(model: nn.Module) -> list[tuple[PreTrainedModel, Adopted]]:
-    """The outermost adopted model within a module, with its record; there may be none, or several side by side."""
-    found: dict[int, tuple[PreTrainedModel, Adopted]] = {}
+def check_ballast_grows(ballast: str, method: str | None) -> None:
+    """Refuse a growth method that is not for models adopted with this form of ballast."""
+    if method == "rotate" and ballast == "single":
+        raise BadRequestError(
+            "grow: a model adopted with ballast='single' has a token whose large bias rotate would spread over the new "
+            "ones; use method='zero' or 'split'"
+        )
+
+
+def growth_records(model: nn.Module) -> list[tuple[Any, TokenFormerBaseConfig | Adopted]]:
+    """The models within a module that keep account of their growth, each with its record.
+
+    A TokenFormer's record is its configuration, and an adopted model's is `Adopted`. Both have `growth_history`,
+    `growth_method`, `check_growth` and `record_growth`, which is all that growth asks of them.
+    """
+    found: dict[int, tuple[Any, TokenFormerBaseConfig | Adopted]] = {}
     for module in model.modules():
-        if isinstance(module, PreTrainedModel):
-            record = record_of(module.config)
-            if record is not None and id(module.config) not in found:
-                found[id(module.config)] = (module, record)
+        config = getattr(module, "config", None)
+        if isinstance(config, TokenFormerBaseConfig):
+            found.setdefault(id(config), (module, config))
+        elif isinstance(module, PreTrainedModel) and (record := record_of(config)) is not None:
+            found.setdefault(id(config), (module, record))
     return list(found.values())
 
 
@@ -159,29 +187,3 @@ def forget_plans(model: PreTrainedModel) -> None:
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             module._tp_plan, module._ep_plan = {}, {}
-
-
-@register_quantizer(METHOD)
-class AdoptedLoader(HfQuantizer):
-    """transformers' hook: called with the model before its weights are loaded, and after."""
-
-    quantization_config: Adopted
-
-    def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
-        self.quantization_config.put_into(model)
-
-    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-        # Nothing is quantised: without these traces the model casts, trains and compiles as any other.
-        del model.hf_quantizer, model.quantization_method
-        model.is_quantized = False
-        for module in model.modules():
-            if isinstance(module, PreTrainedModel):
-                module.config.__dict__.pop("_is_quantized", None)
-        return model
-
-    def is_serializable(self) -> bool:
-        return True
-
-    @property
-    def is_trainable(self) -> bool:
-        return True

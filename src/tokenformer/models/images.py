@@ -10,25 +10,27 @@ import os
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoImageProcessor
+# Not from transformers itself, which up to 5.17 hides it where torchvision is not installed, though Pillow is enough.
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from transformers.utils import cached_file
 
 from ..errors import BadFileError, BadRequestError, one_line
-from .vision_config import TokenFormerVisionConfig
+from .config import TokenFormerVisionConfig
+from .side_files import refuse_foreign_code
 
 logger = logging.getLogger(__name__)
 
 IMAGE_PROCESSOR_FILE = "preprocessor_config.json"
-# transformers takes the one whose library is installed: Pillow is all we ask for.
+# transformers takes the one whose library is installed; we only require Pillow.
 IMAGE_PROCESSORS = {"pil": "ViTImageProcessorPil", "torchvision": "ViTImageProcessor"}
-# Of from_pretrained: where and how a name on the Hub is looked for.
+# Options of from_pretrained that say where and how to look up a name on the Hub.
 LOOKUP_OPTIONS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 
 
 def image_processor_beside(name: str | os.PathLike, options: dict[str, Any]) -> str | None:
     """The text of the file beside the weights of a folder or of a name on the Hub; None if there is none.
 
-    `options` are those of from_pretrained: what it says of revisions, caches and tokens counts here too.
+    `options` are those of from_pretrained: its revision, cache and token apply here too.
     """
     hub = {key: options[key] for key in LOOKUP_OPTIONS if options.get(key) is not None}
     found = cached_file(
@@ -46,7 +48,7 @@ def write_image_processor(config: TokenFormerVisionConfig, loaded_with: str | No
     """Write how images become pixel values: as the model was `loaded_with`, if need be at another size; for a new one,
     in [-1, 1] and of its size.
 
-    A file of somebody else's in the folder is kept, with a warning where it cannot be right.
+    A file that is not ours is kept, with a warning if it cannot be right for this model.
     """
     path = Path(folder) / IMAGE_PROCESSOR_FILE
     if loaded_with is None:
@@ -81,7 +83,7 @@ def _new_settings(image_size: int, channels: int) -> dict[str, Any]:
 
 
 def _is_new(text: str) -> bool:
-    """Whether it is what a new model of some size is saved with: nobody chose it."""
+    """Whether it is what a new model of some size is saved with, which nobody chose."""
     try:
         settings = json.loads(text)
         return settings == _new_settings(settings["size"]["height"], len(settings["image_mean"]))
@@ -97,7 +99,7 @@ def _at_size(text: str, image_size: int) -> str:
     """The same processor for images of another size: what it resizes to and crops keep their proportions."""
     try:
         settings = json.loads(text)
-    except json.JSONDecodeError:  # whoever reads it will say so
+    except json.JSONDecodeError:  # reading it will report that
         return text
     given = settings.get("crop_size") or settings.get("size") or {}
     before = next(iter(given.values()), image_size) if isinstance(given, dict) else given
@@ -112,11 +114,14 @@ def _at_size(text: str, image_size: int) -> str:
     return _text({**settings, **{key: scaled(settings[key]) for key in ("size", "crop_size") if settings.get(key)}})
 
 
-def read_image_processor(folder: str | os.PathLike) -> Any:
+def read_image_processor(folder: str | os.PathLike, *, trust_remote_code: bool = False) -> Any:
     """The image processor of a model folder, or of a name on the Hub."""
     if Path(folder).exists() and not (Path(folder) / IMAGE_PROCESSOR_FILE).is_file():
         raise BadRequestError(f"{folder} has no {IMAGE_PROCESSOR_FILE}, which says how images become pixels; add it")
     try:
-        return AutoImageProcessor.from_pretrained(folder, local_files_only=Path(folder).exists())
+        return AutoImageProcessor.from_pretrained(
+            folder, local_files_only=Path(folder).exists(), trust_remote_code=trust_remote_code
+        )
     except Exception as error:  # a broken file, an unknown class, a missing library: each raises its own
+        refuse_foreign_code(f"the image processor of {folder}", error)
         raise BadFileError(f"the image processor of {folder} cannot be read: {one_line(error)}") from error

@@ -1,27 +1,33 @@
 """The TokenFormer language model, native to transformers: Auto classes, generate, Trainer and pipeline all apply.
 
-Enters: token ids [batch, length]. Leaves: hidden states (TokenFormerModel), or logits and loss
-(TokenFormerForCausalLM).
+Enters: token ids [batch, length]. Leaves: hidden states (TokenFormerModel), logits and loss of the next token
+(TokenFormerForCausalLM), or those of one of transformers' heads for classification and question answering.
 """
 
+import os
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation import GenerationMixin
 from transformers.masking_utils import create_causal_mask
+from transformers.modeling_layers import (
+    GenericForQuestionAnswering,
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.modeling_utils import slice_logits_to_keep
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from ..pattention.wide import WideBuffers
+from ..pattention.module import WideBuffers
 from .base import TokenFormerPreTrainedModel
 from .config import TokenFormerConfig
 from .layers import TokenFormerLayer
@@ -35,10 +41,16 @@ class TokenFormerRotaryEmbedding(WideBuffers, GPTNeoXRotaryEmbedding):
 
 
 class TokenFormerLanguageModel(TokenFormerPreTrainedModel):
-    """What is said of the language model with and without its output layer."""
+    """What the language model's classes with and without an output layer share."""
 
     config: TokenFormerConfig
     _skip_keys_device_placement = ["past_key_values"]
+
+    def _write_beside(self, folder: str | os.PathLike) -> None:
+        from .text import write_byte_tokenizer  # here, because importing the library should not import tokenizers
+
+        super()._write_beside(folder)
+        write_byte_tokenizer(self.config.vocab_size, folder)
 
 
 class TokenFormerModel(TokenFormerLanguageModel):
@@ -82,7 +94,8 @@ class TokenFormerModel(TokenFormerLanguageModel):
             position_ids=position_ids,
         )
         position_embeddings = self.rotary_emb(x, position_ids=position_ids)
-        for layer in self.layers:
+        # All of them, unless generation with `assistant_early_exit` lowers this number for a while.
+        for layer in self.layers[: self.config.num_hidden_layers]:
             x = layer(
                 x,
                 attention_mask=mask,
@@ -136,7 +149,7 @@ class TokenFormerForCausalLM(TokenFormerLanguageModel, GenerationMixin):
         if labels is not None and self.config.chunked_loss:
             loss = self._chunked_loss(out.last_hidden_state, labels, **kwargs)
         else:
-            logits = self.lm_head(slice_logits_to_keep(out.last_hidden_state, logits_to_keep))
+            logits = self.lm_head(kept_positions(out.last_hidden_state, logits_to_keep))
             if labels is not None:
                 loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(
@@ -162,12 +175,51 @@ class TokenFormerForCausalLM(TokenFormerLanguageModel, GenerationMixin):
         weight = self.lm_head.weight
         if isinstance(weight, DTensor):
             weight = weight.full_tensor()  # tensor parallelism has split the vocabulary
+        rows, wanted = hidden_states.flatten(0, -2), shift_labels.flatten().to(hidden_states.device)
+        if not hasattr(F, "linear_cross_entropy"):  # before torch 2.13
+            items = (wanted != ignore_index).sum() if num_items_in_batch is None else num_items_in_batch
+            return _summed_by_chunks(rows, weight, wanted, ignore_index) / items
         loss = F.linear_cross_entropy(
-            hidden_states.flatten(0, -2),
+            rows,
             weight,
-            shift_labels.flatten().to(hidden_states.device),
+            wanted,
             reduction="mean" if num_items_in_batch is None else "sum",
             ignore_index=ignore_index,
             options=nn.LinearCrossEntropyOptions(batch_chunk_size=LOSS_CHUNK),
         )
         return loss if num_items_in_batch is None else loss / num_items_in_batch
+
+
+class TokenFormerForSequenceClassification(GenericForSequenceClassification, TokenFormerLanguageModel):
+    """The model with transformers' classifier of whole texts, which reads the last token. One label: a reward model."""
+
+
+class TokenFormerForTokenClassification(GenericForTokenClassification, TokenFormerLanguageModel):
+    """The model with transformers' classifier of every token."""
+
+
+class TokenFormerForQuestionAnswering(GenericForQuestionAnswering, TokenFormerLanguageModel):
+    """The model with transformers' head that finds where in a text the answer begins and ends."""
+
+
+def _summed_by_chunks(rows: Tensor, weight: Tensor, wanted: Tensor, ignore_index: int) -> Tensor:
+    """The cross entropy of all rows; the logits of a chunk are computed again in backward, so that none are kept."""
+
+    def of_chunk(chunk: Tensor, classes: Tensor) -> Tensor:
+        return F.cross_entropy(F.linear(chunk, weight).float(), classes, ignore_index=ignore_index, reduction="sum")
+
+    chunks = zip(rows.split(LOSS_CHUNK), wanted.split(LOSS_CHUNK), strict=True)
+    return torch.stack([checkpoint(of_chunk, *chunk, use_reentrant=False) for chunk in chunks]).sum()
+
+
+def kept_positions(hidden: Tensor, keep: int | Tensor) -> Tensor:
+    """The positions whose logits are asked for, as transformers' newer minors choose them from `logits_to_keep`.
+
+    A number keeps the last ones, 0 all; a vector of positions holds for every sample, a matrix has a row for each;
+    a boolean mask [batch, length] gives rows without a batch.
+    """
+    if isinstance(keep, int):
+        return hidden[:, -keep:]
+    if keep.ndim == 1:
+        return hidden[:, keep]
+    return hidden[keep] if keep.dtype == torch.bool else torch.take_along_dim(hidden, keep[..., None], dim=1)

@@ -31,8 +31,10 @@ def new_pattention(config: TokenFormerBaseConfig, num_tokens: int) -> Pattention
 
 
 class BlockNorm(nn.LayerNorm):
-    """LayerNorm with or without weights. Where torch's kernel for CPUs has none it takes numbers one by one; with ones
-    it takes half the time, for the same output."""
+    """LayerNorm with or without weights.
+
+    Without weights torch's CPU kernel is not vectorised; with ones it takes half the time for the same output.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         if self.weight is not None or input.device.type != "cpu":
@@ -67,7 +69,7 @@ class TokenFormerAttention(nn.Module):
             for project in (self.query, self.key, self.value)
         )
         if position_embeddings is not None:
-            # Rotated before heads and positions change places: the attention's output then needs no copy.
+            # Rotated before heads and positions are transposed: the attention's output then needs no copy.
             query, key = apply_rotary_pos_emb(query, key, *position_embeddings, unsqueeze_dim=2)
         query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))  # [batch, heads, length, d]
         if past_key_values is not None:

@@ -1,6 +1,6 @@
 """What a model computes for inputs that anybody can make: random ids, or random images.
 
-Enters: any model of transformers that takes ids or pixels. Leaves: inputs for it; its logits or hidden states for them,
+Enters: any transformers model that takes ids or pixels. Leaves: inputs for it; its logits or hidden states for them,
 in float64. Used to see that two models compute the same.
 """
 
@@ -16,19 +16,19 @@ from ..errors import BadRequestError, BadResultError, one_line
 
 LENGTH = 64  # tokens in a sequence, at most
 
-# How far two models that should compute the same may lie apart, relative to the largest entry: the promise of
-# docs/growth.md and docs/adopting.md. Half precision rounds what is written anew.
+# How far apart two models may be that should compute the same, relative to the largest entry: the promise of
+# docs/growth-mathematics.md and docs/adopting.md. In half precision every new weight is rounded.
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5}
 HALF_TOLERANCE = 5e-2
 
 
 def tolerance_of(dtype: torch.dtype) -> float:
-    """The largest relative difference that passes for rounding."""
+    """The largest relative difference that counts as rounding."""
     return TOLERANCES.get(dtype, HALF_TOLERANCE)
 
 
 def sample_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
-    """A random sequence, or two random images; always the same ones for models of one shape.
+    """A random sequence, or two random images; always the same ones for the same shape of model.
 
     One sequence, because models that classify sequences take no more without a padding token.
     """
@@ -51,13 +51,13 @@ def sample_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def evaluating(model: nn.Module) -> AbstractContextManager[None]:
-    """A model in evaluation mode for a while."""
+    """The model is in evaluation mode inside the `with` block."""
     return in_mode(model, training=False)
 
 
 @contextmanager
 def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """A model in a mode for a while; afterwards each of its modules is as it was."""
+    """The model is in that mode inside the `with` block; afterwards each of its modules is as it was."""
     modes = {module: module.training for module in model.modules()}
     model.train(training)
     try:
@@ -75,10 +75,10 @@ def sample_output(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Tensor:
 
 
 def call_once(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Tensor:
-    """The first thing that the model returns for `inputs`; what it cannot take is one line."""
+    """The first thing that the model returns for `inputs`, or a one-line error if it cannot take them."""
     try:
         return model(**inputs, return_dict=True)[0]
-    except Exception as error:  # whatever the host makes of inputs that it cannot take
+    except Exception as error:  # a model may raise anything when it is given inputs that it cannot take
         raise BadRequestError(
             f"{type(model).__name__} could not be called with {', '.join(inputs)} to compare before and after: "
             f"{one_line(error)}; give adopt(inputs=…) what fits, or do not verify"
@@ -88,7 +88,7 @@ def call_once(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Tensor:
 def checked_difference(
     model: PreTrainedModel, inputs: Mapping[str, Any], before: Tensor, *, exact: bool, tolerance: float, said: str
 ) -> float:
-    """How far the output for `inputs` has moved from `before`. If it is to be `exact` and is not, an error: `said`."""
+    """How far the output for `inputs` has moved from `before`. If it must be `exact` and is not, an error: `said`."""
     difference = relative_difference(sample_output(model, inputs), before)
     # Written so that NaN fails too.
     if exact and not difference <= tolerance:

@@ -1,55 +1,83 @@
-"""Text in and out of a saved model: the tokenizer of its folder, or raw bytes, and text as it is generated.
+"""Text in and out of a model: the byte tokenizer, the tokenizer of a model folder, and text as it is generated.
 
 Enters: a model folder; text as str or bytes; ids as they are generated. Leaves: ids; pieces of text that never end
 within a character.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedConfig
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
 from transformers.generation.streamers import BaseStreamer
 
 from ..errors import BadFileError, BadRequestError, one_line
-from .folder import tokenizer_files
+from .side_files import refuse_foreign_code, tokenizer_files
+
+END_OF_TEXT = "<|endoftext|>"
+# Byte-level tokenizers write a byte as the character of that number if it is visible, and the other bytes, in order, as
+# the characters from 256 on.
+_VISIBLE = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+_HIDDEN = [byte for byte in range(256) if byte not in _VISIBLE]
+BYTES = {chr(byte if byte in _VISIBLE else 256 + _HIDDEN.index(byte)): byte for byte in range(256)}
+# Of the bytes alone, and with a token that ends a text.
+BYTE_VOCABULARIES = (256, 257)
 
 
-class ByteTokenizer:
-    """Ids are bytes. With a vocabulary of 257, id 256 is the end of a text."""
+def byte_tokenizer(vocab_size: int = 257) -> PreTrainedTokenizerFast:
+    """Ids 0 to 255 are the bytes; 256, if there are 257, ends a text. Text that spells that token stays text.
 
-    def __init__(self, vocab_size: int) -> None:
-        self.eos_token_id = 256 if vocab_size == 257 else None
+    Batches are padded with id 256 if there is one, and with byte 0 otherwise.
+    """
+    tokenizer = Tokenizer(models.BPE(vocab=BYTES, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END_OF_TEXT if vocab_size > 256 else None,
+        pad_token=END_OF_TEXT if vocab_size > 256 else next(iter(BYTES)),
+        split_special_tokens=True,
+        clean_up_tokenization_spaces=False,
+    )
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of some ids. As in transformers' tokenizers, bytes that are no UTF-8 become U+FFFD."""
-        return bytes(i for i in ids if i < 256).decode(errors="replace")
+
+def reads_bytes(tokenizer: Any) -> bool:
+    """Whether this is a byte tokenizer, made here or read from a file, for which any bytes are text."""
+    return len(tokenizer) <= 257 and BYTES.items() <= tokenizer.get_vocab().items()
 
 
-def read_tokenizer(folder: str | os.PathLike, config: PreTrainedConfig) -> Any:
-    """The tokenizer of a model folder: transformers' if it has one, raw bytes if the vocabulary is bytes.
+def read_tokenizer(folder: str | os.PathLike, config: PreTrainedConfig, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a model folder: its files if it has them, otherwise that of bytes if the vocabulary fits.
 
     A folder that does not exist is a name on the Hub.
     """
     hub = not Path(folder).is_dir()
     if not hub and not tokenizer_files(Path(folder)):
-        if config.vocab_size in (256, 257):
-            return ByteTokenizer(config.vocab_size)
+        if config.vocab_size in BYTE_VOCABULARIES:
+            return byte_tokenizer(config.vocab_size)
         raise BadRequestError(
             f"{folder} has no tokenizer, and its vocabulary of {config.vocab_size:,} is not one of bytes (256 or 257); "
             "put the model's tokenizer.json into it"
         )
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=not hub)
-    except Exception as error:  # tokenizers raises no narrower class
+        return AutoTokenizer.from_pretrained(folder, local_files_only=not hub, trust_remote_code=trust_remote_code)
+    except Exception as error:  # tokenizers raises Exception itself
+        refuse_foreign_code(f"the tokenizer in {folder}", error)
         raise BadFileError(f"the tokenizer in {folder} cannot be read: {one_line(error)}") from error
 
 
+def write_byte_tokenizer(vocab_size: int, folder: str | os.PathLike) -> None:
+    """Write the tokenizer of bytes beside weights, if the vocabulary is one of bytes and no tokenizer is there."""
+    if vocab_size in BYTE_VOCABULARIES and not tokenizer_files(Path(folder)):
+        byte_tokenizer(vocab_size).save_pretrained(folder)
+
+
 def encode(tokenizer: Any, text: str | bytes, vocab_size: int) -> list[int]:
-    """The ids of a text, as the tokenizer makes them by itself, each below `vocab_size`."""
-    if isinstance(tokenizer, ByteTokenizer):
+    """The ids of a text, with the tokenizer's own settings; an error if one is not below `vocab_size`."""
+    if reads_bytes(tokenizer):
         ids = list(text.encode() if isinstance(text, str) else text)
     else:
         ids = tokenizer(as_text(text), verbose=False)["input_ids"]
@@ -69,9 +97,9 @@ def as_text(text: str | bytes) -> str:
 
 
 class TextStream(BaseStreamer):
-    """Gives text to `write` while `generate` makes it, the prompt left out: `generate(..., streamer=stream)`.
+    """Passes text to `write` while it is generated, without the prompt: `generate(..., streamer=stream)`.
 
-    Text is held back while its last character may be half of one, which a tokenizer decodes to U+FFFD.
+    Text is held back while its last character may be incomplete, which a tokenizer decodes to U+FFFD.
     """
 
     def __init__(self, tokenizer: Any, write: Callable[[str], Any]) -> None:
@@ -100,4 +128,5 @@ class TextStream(BaseStreamer):
             self.start, self.written = self.written, len(self.ids)
 
     def _decode(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(ids, skip_special_tokens=True)
+        # Of bytes without an end, the one that pads is text too.
+        return self.tokenizer.decode(ids, skip_special_tokens=self.tokenizer.eos_token_id is not None)

@@ -19,13 +19,13 @@ from transformers.utils.output_capturing import capture_outputs
 
 from ..errors import BadRequestError
 from .base import TokenFormerPreTrainedModel
+from .config import TokenFormerVisionConfig
 from .images import image_processor_beside, write_image_processor
 from .layers import TokenFormerLayer
-from .vision_config import TokenFormerVisionConfig
 
 
 class TokenFormerVisionEmbedding(nn.Module):
-    """Patches with their positions, row by row, behind a class token if there is one."""
+    """Patches with their positions, row by row, after a class token if there is one."""
 
     def __init__(self, config: TokenFormerVisionConfig) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def _waves(positions: Tensor, width: int) -> Tensor:
 
 
 class TokenFormerVisionPreTrainedModel(TokenFormerPreTrainedModel):
-    """What is said of the vision model with and without its classifier."""
+    """What the vision model's classes with and without a classifier share."""
 
     config: TokenFormerVisionConfig
     main_input_name = "pixel_values"
@@ -104,13 +104,13 @@ class TokenFormerVisionPreTrainedModel(TokenFormerPreTrainedModel):
     _no_split_modules = ["TokenFormerVisionEmbedding", "TokenFormerLayer"]
     _input_embed_layer = "patch_embeddings"
     no_decay = ("class_token", "position_embeddings")
-    # Text of the preprocessor_config.json that the weights were loaded with. It is the base model's, so that a model
-    # has the same with and without its head, grown or not.
+    # Text of the preprocessor_config.json that the weights were loaded with. It is kept on the base model, so that a
+    # model has the same one with and without its head, grown or not.
     loaded_processor: str | None = None
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """As transformers does; what is beside the weights about pixels is kept for saving."""
+        """As in transformers; the image processor's settings beside the weights are kept for saving."""
         loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded  # with output_loading_info
         if pretrained_model_name_or_path is not None:
@@ -151,7 +151,7 @@ class TokenFormerVisionModel(TokenFormerVisionPreTrainedModel):
         interpolate_pos_encoding: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPooling:
-        """Hidden states of images, and what they are pooled to.
+        """Hidden states of images, and the pooled one.
 
         With `interpolate_pos_encoding` the images may have another size than the model was made for.
         """
@@ -168,7 +168,7 @@ class TokenFormerVisionModel(TokenFormerVisionPreTrainedModel):
 class TokenFormerForImageClassification(TokenFormerVisionPreTrainedModel):
     """The image classifier: TokenFormerVisionModel and a linear layer over what it pools."""
 
-    # Every image has one label, so that Trainer need not count them; of shares it would count all numbers.
+    # Every image has one label, so Trainer need not count them; given shares of classes it would count every number.
     accepts_loss_kwargs = False
 
     def __init__(self, config: TokenFormerVisionConfig) -> None:
@@ -203,7 +203,7 @@ class TokenFormerForImageClassification(TokenFormerVisionPreTrainedModel):
         )
 
     def _loss(self, labels: Tensor, logits: Tensor, **kwargs: Any) -> Tensor:
-        """transformers' loss, which knows no shares of classes."""
+        """transformers' loss, and one for shares of classes, which it does not support."""
         if labels.is_floating_point() and self.config.problem_type == "single_label_classification":
             wide = torch.promote_types(logits.dtype, torch.float32)
             return F.cross_entropy(logits.to(wide), labels.to(wide))

@@ -3,6 +3,15 @@
 from .functional import KINDS, default_tau
 from .module import Pattention, pattention_layers
 from .operator import pattention
+from .recording import record_token_weights
 from .replace import replace_linears
 
-__all__ = ["KINDS", "Pattention", "default_tau", "pattention", "pattention_layers", "replace_linears"]
+__all__ = [
+    "KINDS",
+    "Pattention",
+    "default_tau",
+    "pattention",
+    "pattention_layers",
+    "record_token_weights",
+    "replace_linears",
+]

@@ -1,7 +1,7 @@
 """Pattention in plain torch: the specification that every faster form is compared with.
 
 Enters: rows x [..., d_in], key tokens [n, d_in], value tokens [n, d_out], the scale tau; if the layer has them, a key
-bias [n] and an output bias [d_out], which the paper's layers have not.
+bias [n] and an output bias [d_out], which the paper's layers do not have.
 Leaves: [..., d_out] = Θ(x · Kᵀ + key bias) · V + bias, where Θ is one of KINDS:
 
     l2_gelu   GeLU(tau · a / ‖a‖₂)           the paper's; tau = √n at birth
@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 Kind = Literal["l2_gelu", "gelu_l2", "softmax", "l2_gelu_tanh", "l2_silu", "l2_relu"]
 KINDS: tuple[str, ...] = get_args(Kind)
+"""How scores become weights: `l2_gelu` (the paper's), `gelu_l2`, `softmax`, `l2_gelu_tanh`, `l2_silu`, `l2_relu`."""
 
 # What the kinds that normalise first do to a normalised score. All give 0 for 0, which is what lets zero keys be exact.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -34,10 +35,16 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "l2_relu": F.relu,
 }
 
-# Rows are scaled by a power of two until their largest entry lies in (32, 64], so that no score overflows and
-# none drowns in rounding, in any dtype. Smaller rows than 64 / 2¹⁶ are scaled by no more than 2¹⁶.
+# Rows are scaled by a power of two until their largest entry lies in (32, 64], so that in any dtype no score overflows
+# or is lost to rounding. Rows smaller than 64 / 2¹⁶ are scaled by no more than 2¹⁶.
 LARGEST_ENTRY = 64.0
 SMALLEST_EXPONENT = -16
+
+# GeLU and softmax get true scores, which is to say scores times the row's scale, but no more than this: kernels differ
+# between makes of CPU, and near the end of a dtype's range some overflow where others do not. Nothing is lost: in such
+# a row two scores that differ by one unit in the last place are so far apart that softmax picks the larger alone, and
+# what GeLU does between zero and the identity is far below rounding.
+LARGEST_SCALE = 2.0**64
 
 # The root mean square of a scaled row's scores, if smaller, is taken to be this: an all-zero row then gives
 # zero, not 0/0, and its gradient is finite.
@@ -60,18 +67,25 @@ def reference(
     bias: Tensor | None = None,
 ) -> Tensor:
     """Attention of the rows of x over parameter tokens."""
-    scores, scale = token_scores(x, key_tokens, key_bias)
-    scores = rectify(scores, scale, kind)
-    weights = weigh(scores, normaliser(scores, kind), tau, kind)  # [..., n]
+    weights = token_weights(x, key_tokens, tau, kind, key_bias=key_bias)  # [..., n]
     compute_dtype = torch.promote_types(x.dtype, value_tokens.dtype)
     out = weights.to(compute_dtype) @ value_tokens
     return out if bias is None else out + bias.to(out.dtype)
 
 
+def token_weights(
+    x: Tensor, key_tokens: Tensor, tau: float | Tensor, kind: str = "l2_gelu", *, key_bias: Tensor | None = None
+) -> Tensor:
+    """The weight that every value token gets in every row of x, [..., n], in fp32 or wider."""
+    scores, scale = token_scores(x, key_tokens, key_bias)
+    scores = rectify(scores, scale, kind)
+    return weigh(scores, normaliser(scores, kind), tau, kind)
+
+
 def token_scores(x: Tensor, key_tokens: Tensor, key_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Scores of the scaled rows, in fp32 or wider, and the scales: the true scores are `scores * scale`.
 
-    The L2 kinds do not feel the scale, so it is not multiplied back where it could overflow.
+    The scale does not change what the L2 kinds compute, so it is not multiplied back where it could overflow.
     """
     scale = row_scale(x, biased=key_bias is not None)
     scores = _ScaleRows.apply(x, scale) @ key_tokens.mT  # [..., n]
@@ -85,9 +99,9 @@ def token_scores(x: Tensor, key_tokens: Tensor, key_bias: Tensor | None = None) 
 def row_scale(x: Tensor, biased: bool = False) -> Tensor:
     """The power of two that brings a row's largest entry into (32, 64], in fp32 or wider.
 
-    To a `biased` layer every row has one entry more, which is 1: what the key bias is multiplied by.
+    For a `biased` layer every row has one more entry, 1, by which the key bias is multiplied.
     """
-    # torch's own maximum norm takes thirty times as long on a CPU.
+    # On a CPU, torch's own maximum norm takes thirty times as long.
     largest = torch.maximum(x.amax(-1, keepdim=True), -x.amin(-1, keepdim=True))  # [..., 1]
     if biased:
         largest = largest.clamp(min=1)
@@ -99,12 +113,11 @@ def rectify(scores: Tensor, scale: Tensor, kind: str) -> Tensor:
     """What a score becomes on its own, before it is normalised with the others."""
     if kind in ACTIVATIONS:
         return scores
-    largest = torch.finfo(scores.dtype).max
-    true_scores = (scores * scale).clamp(-largest, largest)
+    scale = scale.clamp(max=LARGEST_SCALE)
     if kind == "gelu_l2":
-        return F.gelu(true_scores) / scale
+        return F.gelu(scores * scale) / scale
     if kind == "softmax":
-        return true_scores
+        return scores * scale
     raise ValueError(f"kind={kind!r} is not known; choose one of {', '.join(KINDS)}")
 
 
@@ -127,7 +140,7 @@ def weigh(scores: Tensor, normaliser: Tensor, tau: float | Tensor, kind: str) ->
 
 
 class _ScaleRows(torch.autograd.Function):
-    """x / scale, whose gradient saturates instead of overflowing: at a tiny row the true one can pass fp16's range."""
+    """x / scale, with a gradient that saturates instead of overflowing: for a tiny row it can exceed fp16's range."""
 
     generate_vmap_rule = True
 
@@ -145,6 +158,11 @@ class _ScaleRows(torch.autograd.Function):
         (scale,) = ctx.saved_tensors
         largest = torch.finfo(ctx.dtype).max
         return (gradient.to(scale.dtype) / scale).clamp(-largest, largest).to(ctx.dtype), None
+
+
+def hold(tokens: Tensor, frozen: int) -> Tensor:
+    """The same tokens, of which the first `frozen` get no gradient."""
+    return torch.cat([tokens[:frozen].detach(), tokens[frozen:]]) if frozen else tokens
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

@@ -12,11 +12,11 @@ tokens' dtype, or none, and then it is computed again:
     gelu_l2   the scores
     softmax   the weights
 
-Beside it `stats` [rows, 3] holds three numbers a row in fp32 or wider: 1 / rms, the scale the row was divided by, and
+Beside it `stats` [rows, 3] holds three numbers per row in fp32 or wider: 1 / rms, the scale the row was divided by, and
 whether the gradient passes through the norm: 1, or 0 where the smallest rms was put in its place.
 
-On a CPU so many rows are taken at a time that their scores are NUMBERS_AT_ONCE: the arrays that pass between the
-products stay in its last cache, and the next rows find the memory of the last. Rows are scaled as the specification
+On a CPU as many rows are taken at a time as give NUMBERS_AT_ONCE scores: the arrays that pass between the products
+stay in the last-level cache, and the next rows reuse their memory. Rows are scaled as the specification
 says only where that can matter: always in fp16 and away from the CPU (to ask would stop a GPU), otherwise if they are
 larger than LARGEST_UNSCALED. On the CPU a row's own smallest rms is worked out only if some row comes near it: decoding
 one token at a time, these small operations would weigh as much as the rest.
@@ -31,7 +31,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .functional import ACTIVATIONS, LARGEST_ENTRY, SMALLEST_EXPONENT, SMALLEST_RMS, row_scale, wide
+from .functional import (
+    ACTIVATIONS,
+    LARGEST_ENTRY,
+    LARGEST_SCALE,
+    SMALLEST_EXPONENT,
+    SMALLEST_RMS,
+    row_scale,
+    wide,
+)
 
 # The squares of the scores of smaller rows, all taken as one vector, stay far within fp32's and bf16's range.
 LARGEST_UNSCALED = 2.0**35
@@ -89,7 +97,7 @@ def forward(
     kind: str,
     keep: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The output [rows, d_out], what is to be kept [rows, n] if it is to be, and stats [rows, 3]."""
+    """The output [rows, d_out], what backward needs [rows, n] if it is to be kept, and stats [rows, 3]."""
     rows = x.shape[0]
     out = value_tokens.new_empty(rows, value_tokens.shape[1])
     kept = key_tokens.new_empty(rows, key_tokens.shape[0]) if keep else None
@@ -153,7 +161,7 @@ def backward(
             torch.mm(grad_scores, key_tokens, out=grad_x[some])
         elif grad_x is not None:
             grad_rows = (grad_scores @ key_tokens).to(stats.dtype)
-            # Saturates instead of overflowing: at a tiny row the true gradient can pass fp16's range.
+            # Saturates instead of overflowing: for a tiny row the true gradient can exceed fp16's range.
             largest = torch.finfo(x.dtype).max
             grad_x[some] = grad_rows.div_(scale).clamp_(-largest, largest)
     return grad_x, grad_keys, grad_values, grad_key_bias, grad_bias
@@ -190,7 +198,7 @@ def _weigh(
     kept: Tensor | None = None,
     keep: bool = True,
 ) -> _Rows:
-    """`kept`: where to put what is kept, if that is decided already. Unless it is to `keep`, weights overwrite it."""
+    """`kept`: where to put what backward needs, if there is a place already. Without `keep`, weights overwrite it."""
     biased = key_bias is not None
     size = max(1.0 if biased else 0.0, _size(x, key_tokens))
     scale = row_scale(x, biased) if size > LARGEST_UNSCALED else None
@@ -263,7 +271,7 @@ def _to_scores_(
         # Divided by tau first: where one token has all the weight, the gradient is then zero to the last bit.
         shares = kept / tau  # [rows, n]
         gradient = torch._softmax_backward_data(grad.to(shares.dtype), shares, -1, shares.dtype).mul_(tau)
-        grad.copy_(gradient if divisor is None else gradient.mul_(divisor))
+        grad.copy_(gradient if divisor is None else gradient.mul_(divisor.clamp(max=LARGEST_SCALE)))
         return
     if kind in ACTIVATIONS:
         _SLOPES[kind](grad, kept)
@@ -288,11 +296,9 @@ def _divided(x: Tensor, divisor: Tensor | None, dtype: torch.dtype) -> Tensor:
 
 
 def _true_scores(scores: Tensor, divisor: Tensor | None) -> Tensor:
-    if divisor is None:
-        return scores
-    largest = torch.finfo(divisor.dtype).max
-    return (scores * divisor).clamp_(-largest, largest)
+    return scores if divisor is None else scores * divisor.clamp(max=LARGEST_SCALE)
 
 
 def _rectified(scores: Tensor, divisor: Tensor | None) -> Tensor:
-    return F.gelu(scores) if divisor is None else F.gelu(_true_scores(scores, divisor)).div_(divisor)
+    rectified = F.gelu(_true_scores(scores, divisor))
+    return rectified if divisor is None else rectified.div_(divisor.clamp(max=LARGEST_SCALE))

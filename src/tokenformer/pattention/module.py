@@ -1,27 +1,49 @@
 """Pattention as a layer: a drop-in for nn.Linear whose parameters are key and value tokens."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from ..errors import BadRequestError, did_you_mean
-from .functional import KINDS, default_tau
+from .functional import KINDS, default_tau, hold, token_weights
 from .operator import check_form, pattention
-from .wide import WideBuffers
+
+
+class WideBuffers(nn.Module):
+    """A module whose own floating-point buffers are never cast below fp32 by .half(), .bfloat16() or .to(dtype)."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, old in before.items():
+            new = self._buffers[name]
+            if old is not None and new is not None and new.is_floating_point() and torch.finfo(new.dtype).bits < 32:
+                self._buffers[name] = old.to(device=new.device)
+        return self
 
 
 class Pattention(WideBuffers):
     """Maps [..., d_in] to [..., d_out] by attention over `num_tokens` learnable (key, value) pairs.
 
-    `tau` is fixed at birth and saved with the state: a layer that has grown keeps the scale it was trained
-    with, and a reloaded one computes what was saved. It stays in fp32 when the layer is cast lower, because
-    bf16 cannot hold √n for most n.
+    `tau` is fixed when the layer is created and saved with the state: a layer that has grown keeps the scale it was
+    trained with, and a reloaded one computes what was saved. It stays in fp32 when the layer is cast lower, because
+    bf16 cannot hold √n for most n. The first `frozen_tokens` tokens get no gradient.
 
-    `key_bias` adds a learnable number to every token's score, `bias` one to every output; the paper's layers have
-    neither, and both start at zero. `form` and `recompute` say how it is computed, not what: see `pattention`. The
-    first `frozen_tokens` tokens get no gradient.
+    Args:
+        d_in: width of the input.
+        d_out: width of the output.
+        num_tokens: how many pairs, n.
+        kind: how scores become weights, one of `KINDS`.
+        tau: the scale of the normalised scores; √n unless given, and n for softmax.
+        key_bias: add a learnable number, zero at first, to every token's score. The paper's layers have none.
+        bias: add a learnable number, zero at first, to every output. The paper's layers have none.
+        form: how it is computed, not what: see `pattention`.
+        recompute: save memory by computing the scores again in the backward pass.
+        device: where the parameters are made.
+        dtype: of the parameters.
     """
 
     key_bias: nn.Parameter | None
@@ -76,7 +98,7 @@ class Pattention(WideBuffers):
         return self.key_tokens.shape[0]
 
     def reset_parameters(self, key_std: float | None = None, value_std: float | None = None) -> None:
-        """Draw new tokens. By default values have variance 1/n, which gives outputs one near 0.4, and keys 1/d_in."""
+        """Draw new tokens. By default keys have variance 1/d_in and values 1/n, so that outputs have one near 0.4."""
         nn.init.normal_(self.key_tokens, std=self.d_in**-0.5 if key_std is None else key_std)
         nn.init.normal_(self.value_tokens, std=self.num_tokens**-0.5 if value_std is None else value_std)
         for bias in (self.key_bias, self.bias):
@@ -96,6 +118,17 @@ class Pattention(WideBuffers):
             recompute=self.recompute,
             frozen=self.frozen_tokens,
         )
+
+    def token_weights(self, x: Tensor) -> Tensor:
+        """The weight that every token gets in every row of x, [..., n], in fp32 or wider.
+
+        The output is `token_weights(x) @ value_tokens`, plus the bias. `forward` keeps no such array where it can do
+        without, so they are computed for this call alone; gradients flow through them.
+        """
+        frozen = self.frozen_tokens
+        key_bias = None if self.key_bias is None else hold(self.key_bias, frozen)
+        weights = token_weights(x, hold(self.key_tokens, frozen), self.tau, self.kind, key_bias=key_bias)
+        return weights.full_tensor() if isinstance(weights, DTensor) else weights
 
     def extra_repr(self) -> str:
         tau = "meta" if self.tau.is_meta else f"{self.tau.item():.4g}"

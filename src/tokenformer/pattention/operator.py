@@ -1,28 +1,27 @@
-"""`pattention`: one function before three forms of the same thing, and how one of them is chosen.
+"""`pattention`: one function in front of three forms of the same computation, and how one of them is chosen.
 
     reference   plain torch, the specification (functional.py)
     fused       few passes over [rows, n], one array of it kept for backward or none (fused.py)
-    triton      streams over tokens, for GPUs (triton_kernels.py); not chosen by itself until it has been timed on one
+    triton      streams over tokens, for GPUs (triton_kernels.py); only on request until it has been timed on one
 
 Enters: rows x [..., d_in], tokens, biases, tau. Leaves: [..., d_out]. The environment variable TOKENFORMER_PATTENTION,
-read at every call, goes before the argument `form`; "auto" is `fused` wherever that can be.
+read at every call, overrides the argument `form`; "auto" is `fused` wherever that is possible.
 
 The fast forms are a torch operator, tokenformer::pattention, with shapes for tracing, a backward operator, an
 autocast rule and a FLOP count: torch.compile, FSDP and gradient checkpointing treat it as they treat a matrix product.
 """
 
 import os
-from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Sequence, get_args  # noqa: UP035 - collections.abc's is new to torch's operators
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.flop_counter import register_flop_formula
 
-from ..errors import BadRequestError, did_you_mean, install
+from ..errors import BadRequestError, did_you_mean, require
 from . import fused
-from .functional import KINDS, reference, wide
+from .functional import KINDS, hold, reference, wide
 
 Form = Literal["auto", "reference", "fused", "triton"]
 FORMS: tuple[str, ...] = get_args(Form)
@@ -45,14 +44,27 @@ def pattention(
     recompute: bool = False,
     frozen: int = 0,
 ) -> Tensor:
-    """Attention of the rows of x over parameter tokens.
+    """Attention of the rows of x over parameter tokens: [..., d_in] to [..., d_out].
 
-    key_bias: [n], added to the scores. bias: [d_out], added to the output.
-    recompute: keep no array of [rows, n] for backward; compute the scores again there.
-    frozen: the first so many tokens get no gradient, and its cost is saved.
+    Args:
+        x: the rows, [..., d_in].
+        key_tokens: [n, d_in].
+        value_tokens: [n, d_out].
+        tau: the scale of the normalised scores.
+        kind: how scores become weights, one of `KINDS`.
+        key_bias: [n], added to the scores.
+        bias: [d_out], added to the output.
+        form: auto, reference, fused or triton: how it is computed, not what.
+        recompute: keep no array of [rows, n] for the backward pass; compute the scores again there.
+        frozen: how many tokens, from the first, get no gradient; computing it is skipped.
     """
     if kind not in KINDS:
         raise ValueError(f"kind={kind!r} is not known; choose one of {', '.join(KINDS)}")
+    if torch.jit.is_tracing():
+        raise BadRequestError(
+            "torch.jit.trace and torch.onnx.export(dynamo=False) cannot record a Pattention; use torch.export.export "
+            "or torch.onnx.export(dynamo=True)"
+        )
     chosen = _chosen_form(form)
     tensors = (x, key_tokens, value_tokens, key_bias, bias)
     if chosen == "reference" or not _can_be_fast(tensors, tau):
@@ -71,7 +83,7 @@ def pattention(
 
 
 def check_form(form: str, given: str) -> None:
-    """Refuse a form that is not there, with a word to the person who gave it."""
+    """Refuse an unknown form; `given` says where it came from."""
     if form not in FORMS:
         raise BadRequestError(f"{given}={form!r} is not known; {did_you_mean(form, FORMS)}")
 
@@ -87,32 +99,29 @@ def _chosen_form(form: str) -> str:
 
 
 def _triton() -> Any:
-    try:
-        from . import triton_kernels
-    except ImportError as error:
-        raise BadRequestError(
-            f"the form 'triton' was asked for, but triton is not installed; choose fused, or {install('triton')}"
-        ) from error
+    require("the Pattention form 'triton' (fused does without it)", "triton")
+    from . import triton_kernels
+
     return triton_kernels
 
 
 def _check_triton(kind: str, key_bias: Tensor | None, bias: Tensor | None) -> None:
     """The kernels know the paper's kinds, and no biases."""
-    if kind in _triton().KINDS and key_bias is None and bias is None:
+    if kind in _triton().TRITON_KINDS and key_bias is None and bias is None:
         return
     given = f"kind={kind!r}{' with biases' if key_bias is not None or bias is not None else ''}"
+    known = ", ".join(_triton().TRITON_KINDS)
     raise BadRequestError(
-        f"the triton form was asked for {given}; it knows {', '.join(_triton().KINDS)} without biases; choose the form "
-        "fused"
+        f"the triton form was asked for {given}; it knows {known} without biases; choose the form fused"
     )
 
 
 def _can_be_fast(tensors: Tensors, tau: float | Tensor) -> bool:
-    """Not for tokens that are spread over devices, nor in torch.func's transforms, nor in an exported program, which
-    should run where this library is not installed.
+    """Not for tokens that are spread over devices or quantised, nor in torch.func's transforms, nor in an exported
+    program, which should run where this library is not installed.
     """
     x, key_tokens, value_tokens, key_bias, bias = tensors
-    if torch.compiler.is_exporting() or isinstance(key_tokens, DTensor) or x.dim() == 0:
+    if torch.compiler.is_exporting() or is_traceable_wrapper_subclass(key_tokens) or x.dim() == 0:
         return False
     if torch._C._functorch.maybe_current_level() is not None:
         return False
@@ -141,14 +150,9 @@ def _autocasts(device: str) -> bool:
 def _plain(tensors: Tensors, tau: float | Tensor, kind: str, frozen: int) -> Tensor:
     """The specification, with the first `frozen` tokens held."""
     x, key_tokens, value_tokens, key_bias, bias = tensors
-    if frozen:
-        key_tokens, value_tokens = _hold(key_tokens, frozen), _hold(value_tokens, frozen)
-        key_bias = None if key_bias is None else _hold(key_bias, frozen)
+    key_tokens, value_tokens = hold(key_tokens, frozen), hold(value_tokens, frozen)
+    key_bias = None if key_bias is None else hold(key_bias, frozen)
     return reference(x, key_tokens, value_tokens, tau, kind, key_bias=key_bias, bias=bias)
-
-
-def _hold(tokens: Tensor, frozen: int) -> Tensor:
-    return torch.cat([tokens[:frozen].detach(), tokens[frozen:]])
 
 
 @torch.library.custom_op("tokenformer::pattention", mutates_args=())
@@ -164,7 +168,7 @@ def _operator(
     keep: bool,
     frozen: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The output, and for backward: an array of [rows, n] (empty unless `keep`) and three numbers a row."""
+    """The output, and for backward: an array of [rows, n] (empty unless `keep`) and three numbers per row."""
     if form == "triton":
         out, stats = _triton().forward(x, key_tokens, value_tokens, tau, kind)
         return out, x.new_empty(0), stats
@@ -228,7 +232,7 @@ def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
     _, kept, stats = output
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(kept, stats)
-    # The value of the output's bias is in no gradient; it is kept for the gradient's gradient, and is no new memory.
+    # No gradient depends on the value of the output's bias; it is kept for the second derivative, at no memory.
     ctx.save_for_backward(x, key_tokens, value_tokens, key_bias, bias, tau, kept, stats)
 
 
@@ -236,7 +240,7 @@ def _backward(ctx: Any, grad: Tensor | None, *unused: None) -> tuple[Tensor | No
     needs = ctx.needs_input_grad[:5]
     gradients: Sequence[Tensor | None] = (None,) * 5
     if grad is not None and torch.is_grad_enabled():
-        # Somebody wants the gradient's gradient: only the specification has one.
+        # A second derivative was asked for: only the specification has one.
         gradients = _differentiable_gradients(ctx, grad, needs)
     elif grad is not None:
         x, key_tokens, value_tokens, key_bias, _, tau, kept, stats = ctx.saved_tensors
@@ -268,11 +272,11 @@ def _register_autocast(device: str) -> None:
 
     def forward(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
         *parameters, tau, kind, form, keep, frozen = rest
-        # As torch's own rule for products: fp64 stays what it is.
+        # As in torch's own rule for products, fp64 stays fp64.
         wider = parameters[0].dtype == torch.float64
         dtype = within = torch.float64 if wider else torch.get_autocast_dtype(device)
         if dtype == torch.float16 and parameters[2] is not None:
-            within = torch.float32  # a key bias may pass fp16's range: that of one token of ballast does
+            within = torch.float32  # a key bias may exceed fp16's range: that of a single ballast token does
         cast = [parameter if parameter is None else parameter.to(within) for parameter in parameters]
         with torch._C._ExcludeDispatchKeyGuard(here):
             out, kept, stats = torch.ops.tokenformer.pattention(x, *cast, tau, kind, form, keep, frozen)

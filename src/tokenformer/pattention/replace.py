@@ -46,7 +46,7 @@ def replace_linears(
     names = _select(linears, which)
     for name in names:
         _check_replaceable(model, name, linears[name])
-    # A linear that stands under two names is one layer, and stays one.
+    # A linear that has two names is one layer, and stays one.
     replacements: dict[nn.Linear, Pattention] = {}
     for name in names:
         linear = linears[name]

@@ -14,7 +14,7 @@ softmax of the forward pass needs to know about them.
 import triton
 import triton.language as tl
 
-LARGEST_FP32 = tl.constexpr(3.4028234663852886e38)
+LARGEST_SCALE = tl.constexpr(2.0**64)  # as in functional.py
 
 
 @triton.jit
@@ -57,7 +57,7 @@ def attend(
         if KIND == "l2_gelu":
             weights = _gelu(scores * factor[:, None])
         elif KIND == "gelu_l2":
-            weights = _gelu(_true_scores(scores, scale)) * inverse_scale[:, None]
+            weights = _scaled_gelu(scores, scale)
             total += tl.sum(weights * weights, 1)
         else:
             true_scores = tl.where((tokens < num_tokens)[None, :], _true_scores(scores, scale), float("-inf"))
@@ -105,7 +105,7 @@ def row_products(
             normalised = scores * factor[:, None]
             total += tl.sum(grad_weights * _gelu_slope(normalised) * normalised, 1)
         else:
-            total += tl.sum(grad_weights * _weights(scores, scale, inverse_scale, factor, 1.0, KIND), 1)
+            total += tl.sum(grad_weights * _weights(scores, scale, factor, 1.0, KIND), 1)
     tl.store(sums + tl.program_id(1).to(tl.int64) * num_rows + rows, total, mask=rows < num_rows)
 
 
@@ -127,7 +127,7 @@ def row_gradient(
         tokens = start + tl.arange(0, BLOCK_TOKENS)
         scores = _scores(x, keys, rows, tokens, inverse_scale, num_rows, num_tokens, d_in, BLOCK_INNER, UPCAST)
         grad_weights = _products(grad, values, rows, tokens, num_rows, num_tokens, d_out, BLOCK_INNER, UPCAST)
-        grad_scores = _score_gradients(scores, grad_weights, scale, inverse_scale, factor, pull, tau_value, KIND)
+        grad_scores = _score_gradients(scores, grad_weights, scale, factor, pull, tau_value, KIND)
         block = _load(keys, tokens, cols, num_tokens, d_in)
         accumulated = _dot(grad_scores.to(block.dtype), block, accumulated, UPCAST)
     if KIND != "softmax":
@@ -155,7 +155,7 @@ def key_gradient(
         pull = tl.load(pulls + rows, mask=rows < num_rows, other=0.0)
         scores = _scores(x, keys, rows, tokens, inverse_scale, num_rows, num_tokens, d_in, BLOCK_INNER, UPCAST)
         grad_weights = _products(grad, values, rows, tokens, num_rows, num_tokens, d_out, BLOCK_INNER, UPCAST)
-        grad_scores = _score_gradients(scores, grad_weights, scale, inverse_scale, factor, pull, tau_value, KIND)
+        grad_scores = _score_gradients(scores, grad_weights, scale, factor, pull, tau_value, KIND)
         if KIND == "softmax":
             grad_scores *= scale[:, None]
         dtype = keys.dtype.element_ty
@@ -183,7 +183,7 @@ def value_gradient(
         scale, inverse_scale = _row_scale(stats, rows, num_rows)
         factor = _row_factor(stats, rows, num_rows)
         scores = _scores(x, keys, rows, tokens, inverse_scale, num_rows, num_tokens, d_in, BLOCK_INNER, UPCAST)
-        weights = _weights(scores, scale, inverse_scale, factor, tau_value, KIND)
+        weights = _weights(scores, scale, factor, tau_value, KIND)
         block = _load(grad, rows, cols, num_rows, d_out)
         accumulated = _dot(tl.trans(weights.to(block.dtype)), block, accumulated, UPCAST)
     trained = num_tokens - frozen
@@ -221,33 +221,30 @@ def _products(
 
 
 @triton.jit
-def _weights(scores, scale, inverse_scale, factor, tau, KIND: tl.constexpr):
+def _weights(scores, scale, factor, tau, KIND: tl.constexpr):
     """The weights again, from the scores and the rows' stats."""
     if KIND == "l2_gelu":
         weights = _gelu(scores * factor[:, None])
     elif KIND == "gelu_l2":
-        weights = _gelu(_true_scores(scores, scale)) * inverse_scale[:, None] * factor[:, None]
+        weights = _scaled_gelu(scores, scale) * factor[:, None]
     else:
         weights = tl.exp(_true_scores(scores, scale) - factor[:, None]) * tau
     return weights
 
 
 @triton.jit
-def _score_gradients(scores, grad_weights, scale, inverse_scale, factor, pull, tau, KIND: tl.constexpr):
+def _score_gradients(scores, grad_weights, scale, factor, pull, tau, KIND: tl.constexpr):
     """The gradient of the scaled scores; of the true ones for softmax, as it times a large scale could overflow."""
     if KIND == "l2_gelu":
         normalised = scores * factor[:, None]
         gradient = (grad_weights * _gelu_slope(normalised) - pull[:, None] * normalised) * factor[:, None]
     else:
-        weights = _weights(scores, scale, inverse_scale, factor, tau, KIND)
-        true_scores = scores * scale[:, None]
+        weights = _weights(scores, scale, factor, tau, KIND)
         if KIND == "gelu_l2":
             gradient = (grad_weights - pull[:, None] * weights) * factor[:, None]
             gradient *= _gelu_slope(_true_scores(scores, scale))
         else:
             gradient = weights * (grad_weights - pull[:, None])
-        # A clamped score does not move.
-        gradient = tl.where(tl.abs(true_scores) > LARGEST_FP32, 0.0, gradient)
     return gradient
 
 
@@ -273,7 +270,13 @@ def _row_factor(stats, rows, num_rows):
 
 @triton.jit
 def _true_scores(scores, scale):
-    return tl.clamp(scores * scale[:, None], -LARGEST_FP32, LARGEST_FP32, propagate_nan=tl.PropagateNan.ALL)
+    return scores * tl.minimum(scale, LARGEST_SCALE)[:, None]
+
+
+@triton.jit
+def _scaled_gelu(scores, scale):
+    """GeLU of the true scores, divided by what they were multiplied by."""
+    return _gelu(_true_scores(scores, scale)) * tl.div_rn(1.0, tl.minimum(scale, LARGEST_SCALE))[:, None]
 
 
 @triton.jit

@@ -9,7 +9,7 @@ Tested in Triton's interpreter only (TRITON_INTERPRET=1); compiled for sm_80 and
 stats: the power of two the row was divided by; 1 / rms of its scores (softmax: their logsumexp); how strongly the
 normaliser pulls at the gradient: 1 / tau² (softmax: 1), or 0 where SMALLEST_RMS took the norm's place.
 
-The cost. One unit is 2·n·d FLOPs a row: one product of the rows with all keys or all values (d_in = d_out = d). What
+The cost. One unit is 2·n·d FLOPs per row: one product of the rows with all keys or all values (d_in = d_out = d). What
 is accumulated, [rows, d], does not fit in registers, so it is cut into R = ⌈d / tile⌉ tiles over the grid, and each
 tile computes the scores (in backward: and grad · Vᵀ) again. These kernels save memory; time at small R, if at all.
 
@@ -17,12 +17,12 @@ tile computes the scores (in backward: and grad · Vᵀ) again. These kernels sa
     backward    products 2, x 1 + 2R, keys 1 + 2R, values 1 + R: 5 + 5R    plain torch 4, with [rows, n] arrays kept
     d = 768, bf16, R = 3: forward 5, backward 20. d = 256, R = 1: forward 3, backward 10.
 
-The norm of l2_gelu is wanted before the GeLU, so forward takes one more pass over the tokens: 2nd a row. By the Gram
-matrix, ‖K·x‖² = xᵀ(KᵀK)x, it would be 2d² a row and 2nd² once: nothing saved at n = d, and at n = 4d three quarters
+l2_gelu needs its norm before the GeLU, so forward takes one more pass over the tokens: 2nd per row. By the Gram
+matrix, ‖K·x‖² = xᵀ(KᵀK)x, it would be 2d² per row and 2nd² once: nothing saved at n = d, and at n = 4d three quarters
 of one unit of five (d = 768). But its rounding error is relative to ‖x‖²‖K‖², not to ‖K·x‖²: with the Gram matrix
 in bf16, a row whose scores are 1/16 of what its length allows loses eight bits, all there are. So: a pass.
 
-Backward wants the row's sum of (normalised score · its gradient) first. For gelu_l2 and softmax that is grad · out,
+Backward needs the row's sum of (normalised score · its gradient) first. For gelu_l2 and softmax that is grad · out,
 but to keep `out` costs memory and to compute it again 1 + R; the pass `row_products` costs 2, for every kind.
 
 Tiles. 16 bits: [64 rows, 64 tokens] of scores and 256 columns, the inner dimension in steps of 64, 8 warps. A thread
@@ -46,7 +46,7 @@ from .functional import SMALLEST_RMS, row_scale
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-KINDS = ("l2_gelu", "gelu_l2", "softmax")
+TRITON_KINDS = ("l2_gelu", "gelu_l2", "softmax")
 
 # Sums over tokens (a row's) or over rows (a token's) are split until this many programs run, and the parts added up
 # by torch: always in the same order, unlike atomics. Two for each of an A100's 108 processors.
@@ -187,8 +187,8 @@ def _split(length: int, block: int, programs: int) -> tuple[int, int]:
     """Into how many parts a sum over `length` is cut so that enough programs run, and the length of a part."""
     blocks = triton.cdiv(length, block)
     wanted = min(blocks, triton.cdiv(WANTED_PROGRAMS, programs))
-    blocks_a_part = triton.cdiv(blocks, wanted)
-    return triton.cdiv(blocks, blocks_a_part), blocks_a_part * block
+    blocks_per_part = triton.cdiv(blocks, wanted)
+    return triton.cdiv(blocks, blocks_per_part), blocks_per_part * block
 
 
 def _outer(tiles: Tiles, width: int) -> int:
@@ -209,7 +209,7 @@ def _options(tiles: Tiles) -> dict[str, Any]:
 
 
 def _ready(x: Tensor, key_tokens: Tensor, value_tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The three, contiguous; or a word to the person who gave others than the kernels take."""
+    """The three, contiguous; an error if the kernels cannot take them."""
     given = [tensor.dtype for tensor in (x, key_tokens, value_tokens)]
     if key_tokens.dtype != value_tokens.dtype or not all(dtype in DTYPES for dtype in given):
         raise BadRequestError(

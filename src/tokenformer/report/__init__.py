@@ -1,6 +1,6 @@
 """Reports: the losses of training runs against compute and tokens, as a page and as pictures."""
 
+from .page import write_report
 from .read import Run, load_run, load_runs
-from .write import write_report
 
 __all__ = ["Run", "load_run", "load_runs", "write_report"]

@@ -1,15 +1,15 @@
 """What the page and the PNGs have in common: units, axes, colours and thinned curves.
 
-Enters: runs. Leaves: curves of [compute, tokens or images, value] in the units of the axes, ready to be drawn.
+Enters: runs. Leaves: curves of [compute, tokens or images, time, value] in the units of the axes, ready to be drawn.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .read import Growth, Moment, Run, Train, Validation
+from .read import GrowthStep, Moment, Run, TrainingPoint, ValidationPoint
 
-# Okabe and Ito's colours, which most colour-blind people can tell apart; each for light and for dark paper.
+# First Okabe and Ito's colours, which most colour-blind people can tell apart; each for light and for dark paper.
 COLOURS = [
     ("#0072b2", "#56a9e0"),
     ("#d55e00", "#f08a4b"),
@@ -19,6 +19,15 @@ COLOURS = [
     ("#3d8fc4", "#8fd0f5"),
     ("#5b4ea3", "#a99df0"),
     ("#555555", "#bbbbbb"),
+    # Beyond theirs: far from those above and from one another, on either paper.
+    ("#660044", "#997788"),
+    ("#aa1111", "#dd5566"),
+    ("#003366", "#1188bb"),
+    ("#004400", "#669900"),
+    ("#9977ee", "#aa66cc"),
+    ("#998877", "#ffddbb"),
+    ("#551188", "#eebbff"),
+    ("#553300", "#aa7711"),
 ]
 # Points of one curve. A page or a PNG has fewer pixels across than this.
 MOST_POINTS = 1600
@@ -30,7 +39,9 @@ _COUNTS = ["", "k", "M", "B", "T", "Q"]
 _FLOPS = ["", "k", "M", "G", "T", "P", "E", "Z", "Y"]
 _WORDS = ["", "thousands", "millions", "billions", "trillions", "quadrillions"]
 
-Point = tuple[float, float, float]  # compute and what was seen in the units of the axes, value
+_TIMES = [(1, "seconds", "s"), (60, "minutes", "min"), (3600, "hours", "h"), (86_400, "days", "d")]
+
+Point = tuple[float, ...]  # a place on each axis, in its unit, and the value
 
 
 @dataclass(frozen=True)
@@ -68,8 +79,15 @@ def loss(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-def growth_label(growth: Growth) -> tuple[str, str]:
-    """What stands at a growth step: parameters, and validation loss, before and after."""
+def duration(seconds: float) -> str:
+    """A time as a clock shows it: 1:02:33."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
+
+
+def growth_label(growth: GrowthStep) -> tuple[str, str]:
+    """The label of a growth step: parameters, and validation loss, before and after."""
     parameters = f"{count(growth.parameters_before)} → {count(growth.at.parameters)}"
     return parameters, f"{loss(growth.loss_before)} → {loss(growth.loss_after)}"
 
@@ -82,21 +100,25 @@ def _three_digits(number: float, powers: int) -> tuple[str, int]:
     return (f"{number:#.3g}".rstrip(".") if power else f"{number:.0f}"), power
 
 
-def both_axes(runs: Sequence[Run]) -> tuple[Axis, Axis]:
-    """The axes of compute and of tokens or images that hold all runs."""
+def all_axes(runs: Sequence[Run]) -> tuple[Axis, ...]:
+    """The axes of compute, of tokens or images and, if all runs measured it, of time that hold all runs."""
     ends = [max(run.last.values(), key=lambda at: at.step) for run in runs]
     _, power = _three_digits(max(at.flops for at in ends), len(_FLOPS))
     unit = f"{_FLOPS[power]}FLOPs"
-    compute = _axis(runs, "flops", f"training compute, {unit}", unit, power)
+    compute = _axis(runs, "flops", f"training compute, {unit}", unit, 1000.0**power)
     _, power = _three_digits(max(at.seen for at in ends), len(_WORDS))
     seen = runs[0].unit
     title = f"training {seen}, {_WORDS[power]}" if power else f"training {seen}"
-    return compute, _axis(runs, "seen", title, f"{_COUNTS[power]} {seen}".strip(), power)
+    axes = compute, _axis(runs, "seen", title, f"{_COUNTS[power]} {seen}".strip(), 1000.0**power)
+    if not all(at.seconds for at in ends):
+        return axes
+    longest = max(at.seconds for at in ends)
+    scale, word, unit = next(time for time in reversed(_TIMES) if longest >= 3 * time[0] or time[0] == 1)
+    return *axes, _axis(runs, "seconds", f"training time, {word}", unit, scale)
 
 
-def _axis(runs: Sequence[Run], name: str, title: str, unit: str, power: int) -> Axis:
-    scale = 1000.0**power
-    measured: list[Train | Validation] = []
+def _axis(runs: Sequence[Run], name: str, title: str, unit: str, scale: float) -> Axis:
+    measured: list[TrainingPoint | ValidationPoint] = []
     for run in runs:
         measured += run.train
         measured += run.validation
@@ -121,11 +143,10 @@ def _padded(values: Sequence[float]) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def curve(points: Iterable[tuple[Moment, float | None]], axes: tuple[Axis, Axis], unit: float = 1.0) -> list[Point]:
+def curve(points: Iterable[tuple[Moment, float | None]], axes: Sequence[Axis], unit: float = 1.0) -> list[Point]:
     """The points that have a value, in the units of the axes and of `unit`, and no more than can be seen."""
-    compute, seen = axes
     measured = [(at, value) for at, value in points if value is not None]
-    return [(compute.place(at), seen.place(at), value / unit) for at, value in thin(measured)]
+    return [(*(axis.place(at) for axis in axes), value / unit) for at, value in thin(measured)]
 
 
 def thin(points: Sequence[tuple[Moment, float]]) -> Sequence[tuple[Moment, float]]:

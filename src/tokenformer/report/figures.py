@@ -1,14 +1,14 @@
 """The loss curves as PNGs, drawn by matplotlib.
 
-Enters: runs and the two axes. Leaves: one PNG for compute and one for tokens or images.
+Enters: runs and the axes. Leaves: one PNG for compute and one for tokens or images.
 """
 
 import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import BadRequestError, install
-from .curves import COLOURS, LOSS_LABELS, Axis, curve, growth_label
+from ..errors import require
+from .curves import COLOURS, LOSS_LABELS, Axis, Point, curve, growth_label
 from .read import Run
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # Points of 1/72 inch: the height of a growth step's two-line label, and the space between two on one line.
 LABEL_HEIGHT, LABEL_GAP = 19, 4
-# More lines of labels than this nobody could read.
+# More lines of labels than this would be unreadable.
 MOST_LANES = 4
 GREY = "#777777"
 DASHES = (0, (3, 3))
@@ -39,15 +39,13 @@ STYLE = {
 }
 
 
-def draw_losses(runs: Sequence[Run], axes: tuple[Axis, Axis], which: int, log: bool, made_by: str) -> bytes:
+def draw_losses(runs: Sequence[Run], axes: Sequence[Axis], which: int, log: bool, made_by: str) -> bytes:
     """A PNG of the losses against compute (`which` is 0), or tokens or images (1)."""
-    try:
-        import matplotlib
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.lines import Line2D
-    except ImportError as error:
-        raise BadRequestError(f"drawing needs matplotlib; {install('report')}") from error
+    require("drawing", "report")
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     axis = axes[which]
     with matplotlib.rc_context(STYLE):
@@ -60,6 +58,7 @@ def draw_losses(runs: Sequence[Run], axes: tuple[Axis, Axis], which: int, log: b
             plot.set_xscale("log", nonpositive="mask")
             plot.set_xlim(axis.start, axis.end * 1.05)
             plot.xaxis.set_major_formatter("{x:g}")
+            plot.set_xlabel(f"{axis.title}, logarithmic")
         else:
             plot.set_xlim(0, axis.end * 1.02 or 1)
         named = []
@@ -67,7 +66,7 @@ def draw_losses(runs: Sequence[Run], axes: tuple[Axis, Axis], which: int, log: b
             colour = COLOURS[i % len(COLOURS)][0]
             training = curve(((one.at, one.loss) for one in run.train), axes)
             validation = curve(((one.at, one.loss) for one in run.validation), axes)
-            plot.plot(*_columns(training, which), color=colour, lw=0.6, alpha=0.4 if validation else 1)
+            plot.plot(*_columns(training, which), color=colour, lw=0.6, alpha=0.6 if validation else 1)
             (line,) = plot.plot(*_columns(validation, which), "o-", color=colour, lw=1.5, ms=2.4)
             named.append((run.label, line))
             for growth in run.growths:
@@ -86,8 +85,8 @@ def draw_losses(runs: Sequence[Run], axes: tuple[Axis, Axis], which: int, log: b
         return picture.getvalue()
 
 
-def _columns(points: Sequence[tuple[float, float, float]], which: int) -> tuple[list[float], list[float]]:
-    return [point[which] for point in points], [point[2] for point in points]
+def _columns(points: Sequence[Point], which: int) -> tuple[list[float], list[float]]:
+    return [point[which] for point in points], [point[-1] for point in points]
 
 
 def _label_growth(plot: "Axes", runs: Sequence[Run], axis: Axis) -> bool:

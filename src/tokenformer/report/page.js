@@ -7,6 +7,7 @@ const state = { hidden: new Set(), log: data.log, training: true };
 const LANE = 30; // pixels: the two lines of a growth step's label above a chart
 const MOST_LANES = 4;
 const NEAR = 8; // pixels from the pointer
+const valueOf = (point) => point[data.axes.length]; // after its place on each axis
 const escaped = (text) => text.replace(/[&<>"]/g, (sign) => `&#${sign.charCodeAt(0)};`);
 const colour = (run) => `style="--run: var(--run-${run % data.colours})"`;
 
@@ -53,7 +54,7 @@ const shown = (value) => (Math.abs(value) >= 1000 ? value.toFixed(0) : Number(va
 class Chart {
   constructor(figure) {
     this.figure = figure;
-    this.x = data.axes.findIndex(({ name }) => name === figure.dataset.x); // which of a point's first two numbers
+    this.x = data.axes.findIndex(({ name }) => name === figure.dataset.x); // which of a point's places
     this.axis = data.axes[this.x];
     this.panel = figure.dataset.panel; // a small chart of one run, or undefined
     this.only = Number(figure.dataset.run);
@@ -86,11 +87,11 @@ class Chart {
   // Values to be seen between two places of the horizontal axis.
   valueRange(curves, [start, end]) {
     const inside = (point) => point[this.x] >= start && point[this.x] <= end;
-    const values = curves.flatMap(({ points }) => points.filter(inside)).map((point) => point[2]);
+    const values = curves.flatMap(({ points }) => points.filter(inside)).map(valueOf);
     if (!values.length) return [0, 1];
     const [low, high] = [values.reduce((a, b) => Math.min(a, b)), values.reduce((a, b) => Math.max(a, b))];
     if (this.panel === "grad_norm" && low > 0) return [low / 1.15, high * 1.15];
-    if (this.panel) return [0, high * 1.08 || 1];
+    if (this.panel && this.panel !== "bits_per_byte") return [0, high * 1.08 || 1];
     const margin = 0.06 * (high - low) || 0.05;
     return [low - margin, high + margin];
   }
@@ -112,7 +113,7 @@ class Chart {
   draw() {
     const curves = this.curves();
     const width = this.figure.clientWidth;
-    const [left, right, bottom] = this.panel ? [44, 8, 42] : [54, 48, 46];
+    const [left, right, bottom] = this.panel ? [58, 8, 42] : [54, 48, 46];
     const log = state.log && this.axis.start > 0 && this.axis.start < this.axis.end;
     const full = log ? [this.axis.start, this.axis.end * 1.02] : [0, this.axis.end * 1.01 || 1];
     const across = this.zoom || full;
@@ -124,7 +125,9 @@ class Chart {
     const fixed = !this.panel && !this.zoom;
     const range = fixed ? this.axis[log ? "log_loss" : "linear_loss"] : this.valueRange(curves, across);
     const logarithmic = this.panel === "grad_norm" && range[0] > 0;
-    this.vertical = makeScale(range, [height - bottom, top], logarithmic, this.panel ? 4 : 7);
+    this.vertical = makeScale(range, [height - bottom, top], logarithmic, this.panel ? 5 : 7);
+    const bent = (title, isLog) => (isLog ? `${title}, logarithmic` : title);
+    this.titles = [bent(this.axis.title, log), bent(this.figure.dataset.label || data.loss_label, logarithmic)];
     this.box = { left, right: width - right, top, bottom: height - bottom };
     const clip = `clip-${this.figure.id}`;
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
@@ -155,11 +158,9 @@ class Chart {
     }
     parts.push(`<path class="frame" d="M${left} ${top}V${bottom}H${right}"/>`);
     const middle = (left + right) / 2;
-    parts.push(`<text class="title" x="${middle}" y="${bottom + 36}" text-anchor="middle">${this.axis.title}</text>`);
-    if (!this.panel) {
-      const turned = `transform="translate(14 ${(top + bottom) / 2}) rotate(-90)"`;
-      parts.push(`<text class="title" ${turned} text-anchor="middle">${data.loss_label}</text>`);
-    }
+    parts.push(`<text class="title" x="${middle}" y="${bottom + 36}" text-anchor="middle">${this.titles[0]}</text>`);
+    const turned = `transform="translate(14 ${(top + bottom) / 2}) rotate(-90)"`;
+    parts.push(`<text class="title" ${turned} text-anchor="middle">${this.titles[1]}</text>`);
     return parts.join("");
   }
 
@@ -178,7 +179,7 @@ class Chart {
 
   drawCurve({ run, name, points }) {
     const seen = points.filter((point) => point[this.x] > 0 || !state.log);
-    const places = seen.map((point) => [this.horizontal.to(point[this.x]), this.vertical.to(point[2])]);
+    const places = seen.map((point) => [this.horizontal.to(point[this.x]), this.vertical.to(valueOf(point))]);
     const path = places.map(([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`).join("L");
     const alone = this.panel || !data.runs[run].validation.length;
     const kind = alone ? "alone" : name;
@@ -206,13 +207,13 @@ class Chart {
     for (const { run, name, points } of this.curves()) {
       const near = nearest(points, this.x, at);
       if (!near) continue;
-      const [cx, cy] = [this.horizontal.to(near[this.x]), this.vertical.to(near[2])];
+      const [cx, cy] = [this.horizontal.to(near[this.x]), this.vertical.to(valueOf(near))];
       const inside = points[0][this.x] <= at && at <= points.at(-1)[this.x];
       if (!inside && Math.abs(cx - x) > NEAR) continue;
       if (cy >= top && cx >= left && cx <= right) {
         marks.push(`<circle class="dot" ${colour(run)} cx="${cx}" cy="${cy}" r="4"/>`);
       }
-      const value = this.panel ? shown(near[2]) : `${name} ${near[2].toFixed(4)}`;
+      const value = this.panel ? shown(valueOf(near)) : `${name} ${valueOf(near).toFixed(4)}`;
       values.set(run, [...(values.get(run) || []), value]);
     }
     const add = (run, text) => lines.push(`<span ${colour(run)}><i class="swatch"></i> ${text}</span>`);

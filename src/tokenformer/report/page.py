@@ -1,34 +1,86 @@
-"""The report as one HTML page that needs no other file and no network.
+"""The report of one or several runs: one HTML page that needs no other file and no network, and two pictures.
 
-Enters: runs and the two axes. Leaves: the page's text. page.css and page.js beside this file go into it; the figures
-are drawn by page.js from the numbers that are written here.
+Enters: runs. Leaves: report.html, loss-vs-compute.png and loss-vs-tokens.png (loss-vs-images.png for images) in one
+folder, where they replace an earlier report once all are on the disk, or leave it as it was. page.css and page.js
+beside this file go into the page; its figures are drawn by page.js from the numbers that are written here.
+
+    tokenformer report RUN… --out FOLDER
 """
 
 import html
 import json
 import math
+import os
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
-from .curves import COLOURS, LOSS_LABELS, MOST_POINTS, Axis, Point, count, curve, flops, growth_label, loss
-from .read import Run, Stage
+from ..errors import BadRequestError
+from ..io import naming, replace_files
+from .curves import (
+    COLOURS,
+    LOSS_LABELS,
+    MOST_POINTS,
+    Axis,
+    Point,
+    all_axes,
+    count,
+    curve,
+    duration,
+    flops,
+    growth_label,
+    loss,
+)
+from .figures import draw_losses
+from .read import Run, StageRow
 
-# What validation of some runs has beside the loss of the weights, and how it is called.
+# Written near the beginning of each file, to tell our reports from other people's files.
+MADE_BY = "tokenformer report"
+# What some runs validate besides the loss of the weights, and what the table calls it.
 MORE = {
+    "bits_per_byte": "val. bits<br>per byte",
     "accuracy": "val.<br>accuracy",
     "averaged_loss": "val. loss,<br>averaged",
     "averaged_accuracy": "accuracy,<br>averaged",
 }
+# The absolute path in a line of a recipe, which is shown without the folders above: they are nobody else's business.
+ABSOLUTE_PATH = re.compile(
+    r"""^(\s*(?:- )*(?:[\w-]+: )?["']?)(?:/|~|[A-Za-z]:[\\/])(?:.*[\\/])?(?=[^\\/])""", re.MULTILINE
+)
 
 
-def page(runs: Sequence[Run], axes: tuple[Axis, Axis], log: bool, made_by: str) -> str:
+def write_report(runs: Sequence[Run], folder: str | os.PathLike, log: bool = False) -> list[Path]:
+    """Write the report into a folder, with logarithmic horizontal axes if `log`."""
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise BadRequestError(f"{folder} is not a folder; give another --out")
+    targets = [folder / name for name in ("report.html", "loss-vs-compute.png", f"loss-vs-{runs[0].unit}.png")]
+    for target in targets:
+        if os.path.lexists(target) and not _is_ours(target):
+            raise BadRequestError(
+                f"{target} was not written by this command and would be overwritten; give another --out"
+            )
+    axes = all_axes(runs)
+    contents = [
+        page(runs, axes, log, MADE_BY).encode(),
+        *(draw_losses(runs, axes, which, log, MADE_BY) for which in range(2)),
+    ]
+    with naming(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    replace_files(dict(zip(targets, contents, strict=True)))
+    return targets
+
+
+def page(runs: Sequence[Run], axes: Sequence[Axis], log: bool, made_by: str) -> str:
     """The whole page. Its figures begin with logarithmic axes if `log`."""
     title = runs[0].label if len(runs) == 1 else f"{len(runs)} runs"
     wide = "".join(
-        f'<figure class="wide" id="loss-{x}" data-x="{x}"><figcaption>Loss against {what}</figcaption></figure>'
-        for x, what in (("flops", "training compute"), ("seen", f"training {runs[0].unit}"))
+        f'<figure class="wide" id="loss-{axis.name}" data-x="{axis.name}">'
+        f"<figcaption>Loss against {axis.title.partition(',')[0]}</figcaption></figure>"
+        for axis in axes
     )
     return f"""<!doctype html>
 <html lang="en">
@@ -46,14 +98,15 @@ def page(runs: Sequence[Run], axes: tuple[Axis, Axis], log: bool, made_by: str) 
 <h1>Training report: {html.escape(title)}</h1>
 {_overview(runs)}
 <div id="controls">
-<label><input type="checkbox" id="log" autocomplete="off"> logarithmic axes of compute and {runs[0].unit}</label>
+<label><input type="checkbox" id="log" autocomplete="off"> logarithmic horizontal axes</label>
 <label><input type="checkbox" id="training" autocomplete="off"> training loss</label>
 </div>
 <noscript><p>The figures of this page are drawn by its script, which is switched off here. The losses are also in
 loss-vs-compute.png and loss-vs-{runs[0].unit}.png.</p></noscript>
 {wide}
 <p class="quiet">Thick lines with dots: validation loss. Thin lines: training loss. Dashed: a growth step, with the
-parameters and the validation loss before → after. With linear axes the first losses may lie above the frame.
+parameters and the validation loss before → after. With linear axes the first losses may lie above the frame. Time is
+that of the training steps, without validation.
 <span class="screen">Point at a figure for its values, drag across it to zoom, double-click to return.</span></p>
 {"".join(_section(i, run) for i, run in enumerate(runs))}
 <script type="application/json" id="data">{_numbers(runs, axes, log)}</script>
@@ -75,8 +128,10 @@ def _colours() -> str:
 
 
 def _overview(runs: Sequence[Run]) -> str:
-    """A row a run, with the box that shows or hides it in the figures."""
-    rows, classifies = [], runs[0].unit == "images"
+    """One row per run, with the box that shows or hides it in the figures."""
+    rows, ends = [], [run.stages[-1] for run in runs]
+    titles = {"bits_per_byte": "last val. bits<br>per byte", "accuracy": "last val.<br>accuracy"}
+    more = [name for name in titles if any(getattr(end, name) is not None for end in ends)]
     for i, run in enumerate(runs):
         stages = run.stages
         sizes = dict.fromkeys(count(stage.parameters) for stage in (stages[0], stages[-1]))
@@ -84,18 +139,15 @@ def _overview(runs: Sequence[Run]) -> str:
             f'<label style="--run: var(--run-{i % len(COLOURS)})"><input type="checkbox" autocomplete="off" checked> '
             f'<i class="swatch"></i> {html.escape(run.label)}</label>'
         )
-        cells = [str(len(stages)), " → ".join(sizes), *_totals(stages), _final_loss(stages[-1])]
-        if classifies:
-            cells.append(loss(stages[-1].accuracy))
-        rows.append(_row(name, *cells))
-    columns = ["run", "stages", "parameters", runs[0].unit, "training FLOPs", "last val. loss"]
-    if classifies:
-        columns.append("last val. accuracy")
+        last = [_final_loss(stages[-1]), *(loss(getattr(stages[-1], field)) for field in more)]
+        rows.append(_row(name, str(len(stages)), " → ".join(sizes), *_totals(stages), *last))
+    columns = ["run", "stages", "parameters", runs[0].unit, "training FLOPs", "time", "last val.<br>loss"]
+    columns += [titles[name] for name in more]
     return f'<div class="scroll" id="runs">{_table(columns, rows)}</div>'
 
 
 def _section(number: int, run: Run) -> str:
-    """What the page has of one run: its table of stages, small charts and recipe."""
+    """The section of one run: its table of stages, small charts and recipe."""
     stages = run.stages
     more = [name for name in MORE if any(getattr(stage, name) is not None for stage in stages)]
     columns = (
@@ -103,19 +155,20 @@ def _section(number: int, run: Run) -> str:
         "grown by",
         "parameters",
         run.unit,
-        "training FLOPs",
-        "val. loss<br>before growth",
-        "val. loss<br>after growth",
-        "val. loss<br>at the end",
+        "training<br>FLOPs",
+        "time",
+        "val. loss<br>before<br>growth",
+        "val. loss<br>after<br>growth",
+        "val. loss<br>at the<br>end",
         f"{run.unit}/s<br>(median)",
         *(MORE[name] for name in more),
     )
     rows = [_stage_row(stage, more) for stage in stages]
     total = _row("all", "", "", *_totals(stages), *[""] * (4 + len(more))) if len(stages) > 1 else ""
     charts = "".join(
-        f'<figure id="{name}-{number}" data-panel="{name}" data-run="{number}" data-x="seen">'
-        f"<figcaption>{caption}{_panel_unit(run, name)[1]}</figcaption></figure>"
-        for name, caption in _panels(run).items()
+        f'<figure id="{name}-{number}" data-panel="{name}" data-run="{number}" data-x="seen"'
+        f' data-label="{label}{_panel_unit(run, name)[1]}"><figcaption>{caption}</figcaption></figure>'
+        for name, (caption, label) in _panels(run).items()
     )
     notes = []
     if not stages[-1].ended:
@@ -126,10 +179,11 @@ def _section(number: int, run: Run) -> str:
         notes.append("Of neighbouring measurements the lowest and the highest are drawn.")
     recipe = "<p class='quiet'>The run has no recipe.yaml.</p>"
     if run.recipe is not None:
-        recipe = f"<details><summary>Resolved recipe</summary><pre>{html.escape(run.recipe)}</pre></details>"
+        shown = ABSOLUTE_PATH.sub(r"\1…/", run.recipe)
+        recipe = f"<details><summary>Resolved recipe</summary><pre>{html.escape(shown)}</pre></details>"
     return f"""<section style="--run: var(--run-{number % len(COLOURS)})">
 <h2><i class="swatch"></i> {html.escape(run.label)}</h2>
-<p class="quiet"><span class="path">{html.escape(str(run.folder))}</span> {" ".join(notes)}</p>
+<p class="quiet">{" ".join(notes)}</p>
 <div class="scroll">{_table(columns, rows, total)}</div>
 <div class="panels">{charts}</div>
 {recipe}
@@ -137,16 +191,25 @@ def _section(number: int, run: Run) -> str:
 """
 
 
-def _panels(run: Run) -> dict[str, str]:
-    """The small charts of a run: the field of a measurement, and what stands above its chart."""
-    panels = {"lr": "learning rate", "grad_norm": "gradient norm", "per_second": f"{run.unit} per second"}
-    for name, caption in (("accuracy", "accuracy"), ("averaged_accuracy", "accuracy of the averaged weights")):
+def _panels(run: Run) -> dict[str, tuple[str, str]]:
+    """The small charts of a run: the field of a measurement, the title of its chart, and the label of its axis."""
+    panels = {
+        "lr": ("Learning rate", "learning rate"),
+        "grad_norm": ("Gradient norm", "norm"),
+        "per_second": ("Speed", f"{run.unit}/s"),
+    }
+    more = {
+        "bits_per_byte": ("Validation loss in bits per byte", "bits per byte"),
+        "accuracy": ("Validation accuracy", "accuracy"),
+        "averaged_accuracy": ("Validation accuracy of the averaged weights", "accuracy"),
+    }
+    for name, words in more.items():
         if any(getattr(one, name) is not None for one in run.validation):
-            panels[name] = f"validation {caption}"
+            panels[name] = words
     return panels
 
 
-def _stage_row(stage: Stage, more: Sequence[str]) -> str:
+def _stage_row(stage: StageRow, more: Sequence[str]) -> str:
     growth = stage.growth
     return _row(
         str(stage.number),
@@ -154,6 +217,7 @@ def _stage_row(stage: Stage, more: Sequence[str]) -> str:
         f"{stage.parameters:,}",
         count(stage.seen),
         flops(stage.flops),
+        _time(stage.seconds),
         loss(growth.loss_before if growth else None),
         loss(growth.loss_after if growth else None),
         _final_loss(stage),
@@ -162,11 +226,16 @@ def _stage_row(stage: Stage, more: Sequence[str]) -> str:
     )
 
 
-def _totals(stages: Sequence[Stage]) -> tuple[str, str]:
-    return count(sum(stage.seen for stage in stages)), flops(sum(stage.flops for stage in stages))
+def _totals(stages: Sequence[StageRow]) -> tuple[str, str, str]:
+    seen, compute, seconds = (sum(getattr(one, name) for one in stages) for name in ("seen", "flops", "seconds"))
+    return count(seen), flops(compute), _time(seconds)
 
 
-def _final_loss(stage: Stage) -> str:
+def _time(seconds: float) -> str:
+    return duration(seconds) if seconds else "–"
+
+
+def _final_loss(stage: StageRow) -> str:
     return loss(stage.loss) + ("" if stage.ended or stage.loss is None else " so far")
 
 
@@ -192,8 +261,8 @@ def _panel_unit(run: Run, name: str) -> tuple[float, str]:
     return 1.0, ""
 
 
-def _numbers(runs: Sequence[Run], axes: tuple[Axis, Axis], log: bool) -> str:
-    """What page.js draws, as JSON that cannot end the script element it stands in."""
+def _numbers(runs: Sequence[Run], axes: Sequence[Axis], log: bool) -> str:
+    """What page.js draws, as JSON that cannot end the script element around it."""
     drawn = {
         "log": log,
         "colours": len(COLOURS),
@@ -204,7 +273,7 @@ def _numbers(runs: Sequence[Run], axes: tuple[Axis, Axis], log: bool) -> str:
     return json.dumps(drawn, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _run_numbers(run: Run, axes: tuple[Axis, Axis]) -> dict[str, Any]:
+def _run_numbers(run: Run, axes: Sequence[Axis]) -> dict[str, Any]:
     curves: dict[str, list[Point]] = {
         "training": curve(((one.at, one.loss) for one in run.train), axes),
         "validation": curve(((one.at, one.loss) for one in run.validation), axes),
@@ -220,3 +289,10 @@ def _run_numbers(run: Run, axes: tuple[Axis, Axis]) -> dict[str, Any]:
         growths.append({"at": at, "method": growth.method, "parameters": parameters, "loss": losses})
     rounded = {name: [[float(f"{x:.6g}") for x in point] for point in points] for name, points in curves.items()}
     return {"label": run.label, "growths": growths, **rounded}
+
+
+def _is_ours(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return MADE_BY.encode() in file.read(400)

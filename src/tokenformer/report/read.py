@@ -1,8 +1,8 @@
 """A run's measurements, from its folder into plain dataclasses.
 
-Enters: RUN/metrics.jsonl, one JSON object a line in the order of time, and RUN/recipe.yaml if it is there. Leaves: a
-Run, of text, which counts tokens, or of images. It may still be going: a last line that is cut off is left out, and so
-are kinds and fields not known here.
+Enters: RUN/metrics.jsonl, one JSON object per line in order of time, and RUN/recipe.yaml if there is one. Leaves:
+a Run, of text, which counts tokens, or of images. It may still be going: an incomplete last line is skipped, and so are
+unknown kinds and fields.
 """
 
 import json
@@ -20,6 +20,7 @@ from ..errors import BadFileError, BadRequestError
 # What validation measures, and its name in metrics.jsonl.
 MEASURES = {
     "loss": "validation_loss",
+    "bits_per_byte": "validation_bits_per_byte",
     "accuracy": "validation_accuracy",
     "averaged_loss": "ema_validation_loss",
     "averaged_accuracy": "ema_validation_accuracy",
@@ -28,17 +29,21 @@ MEASURES = {
 
 @dataclass(frozen=True)
 class Moment:
-    """Where in a run something was measured. Tokens or images seen, and FLOPs, are counted from its beginning."""
+    """Where in a run something was measured. Tokens or images seen, FLOPs and seconds are counted from its beginning.
+
+    The seconds are those of the training steps: neither validation nor a pause between two starts is counted.
+    """
 
     stage: int
     step: int
     seen: float
     flops: float
     parameters: int
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
-class Train:
+class TrainingPoint:
     """A measurement of training. What was not measured, or was not finite, is None."""
 
     at: Moment
@@ -49,18 +54,19 @@ class Train:
 
 
 @dataclass(frozen=True)
-class Validation:
-    """A validation: during a stage, at its end, or on either side of a growth step. Averaged is of averaged weights."""
+class ValidationPoint:
+    """A validation in a stage, at its end, or on either side of a growth step. `averaged_…` is of averaged weights."""
 
     at: Moment
     loss: float | None
+    bits_per_byte: float | None = None
     accuracy: float | None = None
     averaged_loss: float | None = None
     averaged_accuracy: float | None = None
 
 
 @dataclass(frozen=True)
-class Growth:
+class GrowthStep:
     """A growth step into the stage of its moment."""
 
     at: Moment
@@ -71,15 +77,17 @@ class Growth:
 
 
 @dataclass(frozen=True)
-class Stage:
-    """One row of a run's table. What was seen, and FLOPs, are the stage's own."""
+class StageRow:
+    """One row of a run's table. What was seen, FLOPs and seconds are the stage's own."""
 
     number: int
     parameters: int
     seen: float
     flops: float
-    growth: Growth | None
-    loss: float | None  # the last one measured in the stage, as are the three below
+    seconds: float
+    growth: GrowthStep | None
+    loss: float | None  # the last one measured in the stage, as are the four below
+    bits_per_byte: float | None
     accuracy: float | None
     averaged_loss: float | None
     averaged_accuracy: float | None
@@ -95,34 +103,35 @@ class Run:
     folder: Path
     recipe: str | None = None
     unit: str = "tokens"  # or images: what was seen
-    train: list[Train] = field(default_factory=list)
-    validation: list[Validation] = field(default_factory=list)
-    growths: list[Growth] = field(default_factory=list)
+    train: list[TrainingPoint] = field(default_factory=list)
+    validation: list[ValidationPoint] = field(default_factory=list)
+    growths: list[GrowthStep] = field(default_factory=list)
     ended: set[int] = field(default_factory=set)  # stages
     last: dict[int, Moment] = field(default_factory=dict)  # of every stage
-    unreadable: int = 0  # lines, without a last one that is still being written
+    unreadable: int = 0  # lines, not counting a last one that is still being written
 
     @property
-    def stages(self) -> list[Stage]:
+    def stages(self) -> list[StageRow]:
         """The table of stages."""
-        rows, seen, flops = [], 0.0, 0.0
+        rows, seen, flops, seconds = [], 0.0, 0.0, 0.0
         for number, end in sorted(self.last.items()):
             growth = next((growth for growth in self.growths if growth.at.stage == number), None)
             speeds = [one.per_second for one in self.train if one.at.stage == number]
             measured = [speed for speed in speeds if speed is not None]
             rows.append(
-                Stage(
+                StageRow(
                     number=number,
                     parameters=end.parameters,
                     seen=end.seen - seen,
                     flops=end.flops - flops,
+                    seconds=end.seconds - seconds,
                     growth=growth,
                     **{name: self._last(number, name) for name in MEASURES},
                     ended=number in self.ended,
                     per_second=statistics.median(measured) if measured else None,
                 )
             )
-            seen, flops = end.seen, end.flops
+            seen, flops, seconds = end.seen, end.flops, end.seconds
         return rows
 
     def _last(self, stage: int, name: str) -> float | None:
@@ -145,7 +154,7 @@ def load_run(folder: str | os.PathLike, label: str | None = None) -> Run:
     for line in lines:
         if line.strip() and not _read_line(run, line):
             run.unreadable += 1
-    # The last line may have been caught in the middle of being written. It is whole, or it does not count.
+    # The last line may be half written. It counts only if it is whole.
     _read_line(run, unfinished)
     if not run.last:
         raise BadFileError(f"{metrics} has no line that can be read as a measurement")
@@ -162,8 +171,8 @@ def load_runs(folders: Sequence[str | os.PathLike]) -> list[Run]:
     for run in runs:
         if run.unit != runs[0].unit:
             raise BadRequestError(
-                f"{runs[0].label} counts {runs[0].unit} and {run.label} {run.unit}, whose losses do not compare; draw "
-                "runs of text and of images apart"
+                f"{runs[0].label} counts {runs[0].unit} and {run.label} {run.unit}, whose losses cannot be compared; "
+                "draw runs of text and of images separately"
             )
     return runs
 
@@ -194,18 +203,27 @@ def _read_line(run: Run, line: bytes) -> bool:
                 flops=float(entry["flops"]),
                 parameters=int(entry["parameters"]),
             )
+            at = replace(at, seconds=_seconds(run, at, entry))
             if not math.isfinite(at.seen) or not math.isfinite(at.flops):
                 return False
             READERS[kind](run, at, entry)
             run.last[at.stage] = at
-    except (ValueError, TypeError, KeyError, OverflowError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return False
     return True
 
 
+def _seconds(run: Run, at: Moment, entry: dict[str, Any]) -> float:
+    """The time that training had taken, from the speed since the measurement before."""
+    before = run.train[-1].at if run.train else None
+    speed = _number(entry.get(f"{run.unit}_per_second")) if entry["kind"] == "train" else None
+    since = at.seen - before.seen if before else at.seen
+    return (before.seconds if before else 0.0) + (max(0.0, since) / speed if speed and speed > 0 else 0.0)
+
+
 def _read_train(run: Run, at: Moment, entry: dict[str, Any]) -> None:
     names = ("loss", "lr", "grad_norm", f"{run.unit}_per_second")
-    run.train.append(Train(at, *(_number(entry.get(name)) for name in names)))
+    run.train.append(TrainingPoint(at, *(_number(entry.get(name)) for name in names)))
 
 
 def _read_validation(run: Run, at: Moment, entry: dict[str, Any]) -> None:
@@ -215,12 +233,12 @@ def _read_validation(run: Run, at: Moment, entry: dict[str, Any]) -> None:
 def _read_growth(run: Run, at: Moment, entry: dict[str, Any]) -> None:
     left = replace(at, stage=at.stage - 1, parameters=int(entry["parameters_before"]))
     before, after = _validation(left, entry, "_before"), _validation(at, entry, "_after")
-    run.growths.append(Growth(at, str(entry["method"]), left.parameters, before.loss, after.loss))
+    run.growths.append(GrowthStep(at, str(entry["method"]), left.parameters, before.loss, after.loss))
     run.validation += [before, after]
 
 
-def _validation(at: Moment, entry: dict[str, Any], ending: str = "") -> Validation:
-    return Validation(at, **{field: _number(entry.get(f"{name}{ending}")) for field, name in MEASURES.items()})
+def _validation(at: Moment, entry: dict[str, Any], ending: str = "") -> ValidationPoint:
+    return ValidationPoint(at, **{field: _number(entry.get(f"{name}{ending}")) for field, name in MEASURES.items()})
 
 
 def _read_stage_end(run: Run, at: Moment, entry: dict[str, Any]) -> None:

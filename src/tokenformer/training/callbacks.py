@@ -8,17 +8,27 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, Task, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ..files import replace_file
+from ..io import naming, replace_file
 from .ladder import Ladder
-from .measure import validation_names
+from .validation import validation_names
+
+
+def read_entry(line: str) -> dict[str, Any] | None:
+    """A line of metrics.jsonl; None if it is damaged."""
+    try:
+        entry = json.loads(line)
+        return entry if isinstance(entry["stage"], int) and isinstance(entry["step"], int) and entry["kind"] else None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
 
 
 class Metrics(TrainerCallback):
@@ -26,18 +36,23 @@ class Metrics(TrainerCallback):
 
     def __init__(self, path: Path, ladder: Ladder) -> None:
         self.path, self.ladder = path, ladder
+        self.speed: float | None = None  # tokens or images per second, when it was last measured
         self._clock: tuple[float, int] | None = None
 
-    def forget_after(self, stage: int, step: int) -> None:
-        """Drop what a run that died wrote after the checkpoint from which it goes on."""
+    def forget_after(self, stage: int, step: int) -> int:
+        """Drop what a run that died wrote after the checkpoint from which it goes on, and lines that cannot be read.
+
+        Returns how many of those there were, without the last line, during which it may have died.
+        """
         if not self.path.exists():
-            return
-        kept = []
-        for line in self.path.read_text().splitlines():
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                continue  # the line during which it died
+            return 0
+        kept, damaged = [], 0
+        lines = self.path.read_text(errors="replace").splitlines()
+        for number, line in enumerate(lines, start=1):
+            entry = read_entry(line)
+            if entry is None:
+                damaged += number < len(lines)
+                continue
             place = entry["stage"], entry["step"]
             # What is measured when a stage begins and when it ends is measured again.
             again = (entry["kind"] == "growth" and place == (stage, step)) or (
@@ -46,6 +61,7 @@ class Metrics(TrainerCallback):
             if place <= (stage, step) and not again:
                 kept.append(line)
         replace_file(self.path, "".join(f"{line}\n" for line in kept))
+        return damaged
 
     def write(self, kind: str, stage: int, step: int, **values: Any) -> None:
         """Append one line."""
@@ -58,7 +74,7 @@ class Metrics(TrainerCallback):
             "parameters": self.ladder.stages[stage - 1].parameters,
             **values,
         }
-        with self.path.open("a") as file:
+        with naming(self.path), self.path.open("a") as file:
             file.write(json.dumps(entry) + "\n")
 
     def on_train_begin(
@@ -74,7 +90,7 @@ class Metrics(TrainerCallback):
             stage = self.ladder.stage_at(state.global_step - 1).number
             now, (then, step) = time.perf_counter(), self._clock or (0.0, 0)
             self._clock = now, state.global_step
-            units = (state.global_step - step) * self.ladder.units_per_step
+            self.speed = round((state.global_step - step) * self.ladder.units_per_step / (now - then), 1)
             self.write(
                 "train",
                 stage,
@@ -82,7 +98,7 @@ class Metrics(TrainerCallback):
                 loss=logs["loss"],
                 lr=logs["learning_rate"],
                 grad_norm=logs.get("grad_norm"),
-                **{f"{self.ladder.unit}_per_second": round(units / (now - then), 1)},
+                **{f"{self.ladder.unit}_per_second": self.speed},
             )
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -160,69 +176,83 @@ class Plateau(TrainerCallback):
         self.patience, self.min_improvement, self.start = patience, min_improvement, start
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self.reached(state):
+        if self.reason(state):
             control.should_save = True
             control.should_training_stop = True
 
-    def reached(self, state: TrainerState) -> bool:
-        """Whether the last `patience` losses of the stage are no better than the best before them."""
+    def reason(self, state: TrainerState) -> str:
+        """Why the stage ends: its last `patience` losses hardly improve on the best before. Empty if it goes on."""
         history = [entry for entry in state.log_history if "eval_loss" in entry]
         losses = [entry["eval_loss"] for entry in history if entry["step"] > self.start]
         if len(losses) <= self.patience:
-            return False
+            return ""
         before, after = min(losses[: -self.patience]), min(losses[-self.patience :])
-        return before - after < self.min_improvement
+        if before - after >= self.min_improvement:
+            return ""
+        return (
+            f"the validation loss has flattened: the best of the last {self.patience} is {after:.4f} and was "
+            f"{before:.4f} before, a gain of less than growth.min_improvement={self.min_improvement:g}"
+        )
 
 
 class Bar(TrainerCallback):
-    """A progress bar with the time left; in a log file, a line at every tenth of a stage."""
+    """A progress bar with losses, speed and the time left; in a log file, a line at every tenth of a stage.
 
-    def __init__(self, console: Console, ladder: Ladder) -> None:
-        self.console, self.ladder = console, ladder
+    What is done is counted in FLOPs, because a step takes longer the larger the model has grown.
+    """
+
+    def __init__(self, console: Console, ladder: Ladder, metrics: Metrics) -> None:
+        self.console, self.ladder, self.metrics = console, ladder, metrics
         self.progress: Progress | None = None
-        self._task: Any = None
-        self._loss: float | None = None
+        self._losses: dict[str, float] = {}
         self._said = (0, 0)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if not state.is_world_process_zero or not self.console.is_terminal:
+        if not state.is_world_process_zero:
             return
         columns = (
             TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[loss]}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[measured]}"),
             TimeRemainingColumn(),
         )
-        self.progress = Progress(*columns, console=self.console)
-        stage = self.ladder.stage_at(state.global_step)
-        self._task = self.progress.add_task(
-            f"stage {stage.number}/{len(self.ladder.stages)}",
-            total=self.ladder.stages[-1].end,
-            completed=state.global_step,
-            loss=self._shown_loss,
+        self.progress = Progress(*columns, console=self.console, expand=True)
+        self.progress.add_task(
+            self._place(state.global_step),
+            total=self.ladder.flops(self.ladder.stages[-1].end),
+            completed=int(self.ladder.flops(state.global_step)),
+            measured=self._measured,
         )
-        self.progress.start()
+        if self.console.is_terminal:
+            self.progress.start()
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         logs = kwargs.get("logs") or {}
         if "loss" not in logs:
             return
-        self._loss = logs["loss"]
+        self._losses["loss"] = logs["loss"]
         stage = self.ladder.stage_at(state.global_step - 1)
         tenth = 10 * (state.global_step - stage.start) // stage.steps
-        if self.progress is None and state.is_world_process_zero and (stage.number, tenth) > self._said:
+        if self._task is not None and not self.console.is_terminal and (stage.number, tenth) > self._said:
             self._said = stage.number, tenth
-            self.console.print(
-                f"stage {stage.number}/{len(self.ladder.stages)}  step {state.global_step}/{self.ladder.stages[-1].end}"
-                f"  {self._shown_loss}"
-            )
+            left = self._task.time_remaining
+            measured = self._measured if left is None else f"{self._measured}  {timedelta(seconds=round(left))} left"
+            self.console.print(f"{self._place(state.global_step)}  {measured}", soft_wrap=True, highlight=False)
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if "eval_loss" in kwargs["metrics"]:
+            self._losses["val"] = kwargs["metrics"]["eval_loss"]
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self.progress is not None:
-            self.progress.update(self._task, completed=state.global_step, loss=self._shown_loss)
+        if self.progress is not None and self._task is not None:
+            self.progress.update(
+                self._task.id,
+                description=self._place(state.global_step),
+                completed=self.ladder.flops(state.global_step),
+                measured=self._measured,
+            )
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -230,8 +260,17 @@ class Bar(TrainerCallback):
         self.close()
 
     @property
-    def _shown_loss(self) -> str:
-        return "" if self._loss is None else f"loss {self._loss:.3f}"
+    def _task(self) -> Task | None:
+        return self.progress.tasks[0] if self.progress is not None else None
+
+    def _place(self, step: int) -> str:
+        stage = self.ladder.stage_at(max(0, step - 1))
+        return f"stage {stage.number}/{len(self.ladder.stages)}  step {step}/{self.ladder.stages[-1].end}"
+
+    @property
+    def _measured(self) -> str:
+        speed = [] if self.metrics.speed is None else [f"{self.metrics.speed:,.0f} {self.ladder.unit}/s"]
+        return "  ".join([*(f"{name} {value:.3f}" for name, value in self._losses.items()), *speed])
 
     def close(self) -> None:
         """Leave the terminal as it was."""

@@ -1,23 +1,26 @@
 """Checkpoints that appear whole or not at all, are verified when they are read, and of which a good one always stays.
 
-A checkpoint is an ordinary model folder with the state of training beside the weights, and MANIFEST.json, which lists
-every file with its size and hash and is written last. The folder gets its name by a rename at the very end: a process
-that dies while writing leaves a hidden partial folder, which the next one removes.
+A checkpoint is an ordinary model folder with the state of training beside the weights, written by `io.new_folder`: a
+process that dies while writing leaves a hidden partial folder, which the next one removes. `grow_checkpoint` makes the
+first checkpoint of a stage from the last one of the stage before.
 """
 
-import hashlib
-import json
-import os
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
+from ..data.base import STREAM_FILE
 from ..errors import BadFileError
+from ..growth import Growth, apply_growth, grow_optimizer
+from ..io import check_folder, new_folder
+from ..models.loading import read_model
+from ..models.side_files import copy_beside_weights
+from . import optimizer_state
+from .ema import grow_average
 
-MANIFEST = "MANIFEST.json"
 KEEP = "KEEP"  # a file by this name in a checkpoint says that it is never pruned
+# What says where training is: the step, from which data position and learning rate follow, and random numbers.
+PLACE = ("trainer_state.json", "scaler.pt", STREAM_FILE, "rng_state*.pth")
 
 
 def checkpoint_step(path: Path) -> int:
@@ -31,61 +34,12 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(found, key=checkpoint_step)
 
 
-@contextmanager
-def new_checkpoint(target: Path) -> Iterator[Path]:
-    """Give a partial folder to write a checkpoint into; verify nothing, seal it and give it its name at the end."""
-    partial = partial_path(target)
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        yield partial
-        seal(partial, target)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-
-
-def partial_path(target: Path) -> Path:
-    """Where a checkpoint is written before it has its name."""
-    return target.with_name(f".{target.name}.partial")
-
-
-def seal(partial: Path, target: Path) -> None:
-    """Write the manifest, bring everything to disk, and rename. An older folder of that name is replaced."""
-    files = sorted(p for p in partial.rglob("*") if p.is_file())
-    manifest = {str(p.relative_to(partial)): {"size": p.stat().st_size, "hash": _hash(p)} for p in files}
-    (partial / MANIFEST).write_text(json.dumps(manifest, indent=1))
-    for path in [*files, partial / MANIFEST, partial]:
-        _sync(path)
-    if target.exists():
-        shutil.rmtree(target)
-    partial.rename(target)
-    _sync(target.parent)
-
-
-def verify(checkpoint: Path) -> None:
-    """Raise a BadFileError that names the first file that is not as it was written."""
-    try:
-        manifest = json.loads((checkpoint / MANIFEST).read_text())
-        entries = [(name, entry["size"], entry["hash"]) for name, entry in manifest.items()]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BadFileError(f"{checkpoint / MANIFEST} is missing or broken") from error
-    for name, size, digest in entries:
-        path = checkpoint / name
-        if not path.is_file():
-            raise BadFileError(f"{path} is missing")
-        if path.stat().st_size != size:
-            raise BadFileError(f"{path} has {path.stat().st_size} bytes; {size} were written")
-        if _hash(path) != digest:
-            raise BadFileError(f"{path} is corrupted: its content is not what was written")
-
-
 def last_good(folder: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint that is as it was written, and what is wrong with the newer ones."""
     problems: list[str] = []
     for checkpoint in reversed(checkpoints(folder)):
         try:
-            verify(checkpoint)
+            check_folder(checkpoint)
             return checkpoint, problems
         except BadFileError as error:
             problems.append(str(error))
@@ -104,23 +58,25 @@ def prune(folder: Path, keep: int) -> None:
             shutil.rmtree(checkpoint, ignore_errors=True)
 
 
-def remove_partials(folder: Path) -> None:
-    """Remove what a process that died left half-written."""
-    for path in folder.glob(".*.partial"):
-        shutil.rmtree(path, ignore_errors=True)
+def grow_checkpoint(source: Path, target: Path, growth: Growth, adam: str, *, kept: bool) -> None:
+    """Grow the model in `source` by `growth` into `target`, at the same training step, whole or not at all.
 
-
-def _hash(path: Path) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    Weights, their average and the place in training are carried over; Adam's moments are carried or start afresh
+    (reset). One process does it, with the full tensors, whatever trained them.
+    kept: whether the checkpoint is never to be pruned, because the learning rate decays from there on.
+    """
+    model = read_model(source)
+    state = optimizer_state.read(source) if adam == "carry" else {}
+    apply_growth(model, growth, inplace=True)
+    with new_folder(target) as folder:
+        model.save_pretrained(folder)
+        if state:
+            grown = grow_optimizer({"state": state}, model, model, growth=growth)
+            optimizer_state.write(folder, grown["state"])
+        grow_average(source, folder, growth)
+        copy_beside_weights(source, folder)
+        for pattern in PLACE:
+            for path in source.glob(pattern):
+                shutil.copy2(path, folder)
+        if kept:
+            mark_kept(folder)

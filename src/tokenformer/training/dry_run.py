@@ -1,61 +1,71 @@
 """What a recipe would do and cost, without doing it: parameters, steps, tokens, compute and memory, stage by stage.
 
-The data is not read, unless a stage is so many epochs of it; sources that are not there yet are named.
+The data is not read, unless a stage is given in epochs; sources that are not there yet are named.
 """
 
 import os
 from collections.abc import Iterator
 
-from ..data.sources import not_there
-from .ladder import build_ladder
+from ..data.sources import missing_sources
+from ..memory import GIB
+from .ladder import Ladder, Stage, build_ladder
+from .memory import memory_here, memory_needed
 from .recipe import Recipe
-from .setup import first_config, local_batch, run_folder, samples_per_step
+from .trainer import check_reporters
 
 
 def describe(recipe: Recipe) -> Iterator[tuple[str, dict[str, str]]]:
     """Titles and rows to print: one for each stage, and one for the whole run."""
-    task, processes = recipe.task, int(os.environ.get("WORLD_SIZE", "1"))
-    batch = local_batch(recipe, processes)
-    task.check(recipe.training, batch)
-    data = task.foresee(recipe.growth.in_epochs)
-    samples = len(data.train) if recipe.growth.in_epochs else None
-    ladder = build_ladder(recipe, first_config(recipe, data), samples_per_step(recipe, processes), samples)
-    unit, per_step = task.unit, ladder.units_per_step
-    ways = recipe.training
-    shared_by = processes if ways["parallel"] == "fsdp" else 1
-    part_kept = 0.5 if ways.get("bf16") or ways.get("fp16") else 1.0
+    data, settings, processes = recipe.data, recipe.training, int(os.environ.get("WORLD_SIZE", "1"))
+    recipe.check_data(processes)
+    check_reporters(settings.report_to)
+    data.look_ahead(count=recipe.growth.in_epochs)
+    ladder = build_ladder(recipe, processes)
+    batch, per_step = recipe.batch_per_process(processes), ladder.units_per_step
+    counted = f"weights{' and average' if settings.ema else ''}, gradients, Adam's moments, activations"
+    here = memory_here()
     for stage in ladder.stages:
-        memory = task.memory(stage.config, batch, bool(ways.get("gradient_checkpointing")))
-        average, and_average = (memory.weights, " and average") if ways["ema"] else (0, "")
-        cut_up = memory.weights + average + memory.gradients + memory.optimizer
-        needed = cut_up / shared_by + memory.activations * part_kept + memory.logits
-        counted = f"(weights{and_average}, gradients, Adam, activations)"
-        forward, training = task.flops(stage.config)
+        needed = memory_needed(recipe, stage, processes)
+        too_much = f": more than the {here / GIB:.2f} GiB here" if here is not None and needed > here else ""
+        forward, training = data.flops(stage.config)
         yield (
             f"stage {stage.number} of {len(ladder.stages)}",
             {
                 "growth": stage.growth.method if stage.growth else "-",
                 "parameters": f"{stage.parameters:,}",
-                "tokens a layer": ", ".join(f"{role} {n:,}" for role, n in stage.config.num_tokens.items()),
-                f"FLOPs {task.one_unit}": f"{forward:.3g} forward, {training:.3g} training",
+                "tokens per layer": ", ".join(f"{role} {n:,}" for role, n in stage.config.num_tokens.items()),
+                f"FLOPs {data.per_unit}": f"{forward:.3g} forward, {training:.3g} training",
                 "steps": f"{stage.steps:,} ({stage.start:,} to {stage.end:,})",
-                "learning rate": f"{stage.rate * recipe.training['learning_rate']:g}",
-                unit: f"{stage.steps * per_step:,}",
+                "learning rate": _rates(recipe, ladder, stage),
+                f"{data.unit} in this stage": f"{stage.steps * per_step:,}",
                 "compute": f"{stage.steps * per_step * training:.3g} FLOPs",
-                "memory": f"about {needed / 2**30:.2f} GiB a process {counted}",
+                "memory": f"about {needed / GIB:.2f} GiB per process{too_much}",
             },
         )
-    end, missing = ladder.stages[-1].end, not_there(task.sources)
+    end, missing = ladder.stages[-1].end, missing_sources(data.sources)
     yield (
         "the run",
         {
-            "folder": str(run_folder(recipe)),
+            "folder": str(recipe.folder),
             **({"not there yet": ", ".join(missing)} if missing else {}),
-            **task.assumed(ladder.stages[0].config, data),
+            **({"warning": ladder.warning} if ladder.warning else {}),
+            **data.assumptions(ladder.stages[0].config),
             "schedule": ladder.schedule + (f", decay from step {ladder.decay_start:,}" if ladder.decay_start else ""),
-            f"{unit} a step": f"{per_step:,} ({batch} {task.samples} a process, {processes} processes)",
+            "memory counts": counted,
+            f"{data.unit} per step": f"{per_step:,} ({batch} {data.samples_name} per process, {processes} processes)",
             "steps": f"{end:,}",
-            unit: f"{end * per_step:,}",
+            f"{data.unit} in all": f"{end * per_step:,}",
             "compute": f"{ladder.flops(end):.3g} FLOPs",
         },
     )
+
+
+def _rates(recipe: Recipe, ladder: Ladder, stage: Stage) -> str:
+    """The learning rate of a stage and, where they follow the number of tokens, those of the values by role."""
+    rate = stage.rate * recipe.training.learning_rate
+    shares = {role: ladder.rate_base[role] / n for role, n in stage.config.num_tokens.items()}
+    if recipe.training.rates == "equal" or set(shares.values()) == {1.0}:
+        return f"{rate:g}"
+    if len(set(shares.values())) == 1:
+        return f"{rate:g}, of values {rate * shares['ffn']:g}"
+    return f"{rate:g}, of values {', '.join(f'{role} {rate * share:g}' for role, share in shares.items())}"

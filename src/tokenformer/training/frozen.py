@@ -1,7 +1,9 @@
-"""Training only new tokens: the old ones, and everything that is not a token, must not move.
+"""Rows that an optimizer must not move, or not yet as far as the others. On whole tensors and on shards of them.
 
-Frozen rows get no gradient (a Pattention does not even compute it), and are put back after every optimizer step, so
-that neither weight decay nor momentum moves them by a bit. Works on whole tensors and on shards of them.
+FrozenRows is for training only new tokens: the old ones, and everything that is not a token, get no gradient (a
+Pattention does not even compute it), and are put back after every optimizer step, so that neither weight decay nor
+momentum moves them by a bit. RisingRows is for the first steps after growth. Adam has not seen a gradient of the new
+tokens yet, divides each by its own size, and would move all of them by the whole rate at once.
 """
 
 import torch
@@ -9,7 +11,7 @@ from torch import Tensor, nn
 
 from ..growth import Growth
 from ..pattention import Pattention
-from .shards import local, local_rows
+from .distributed import local, local_rows
 
 
 class FrozenRows:
@@ -40,3 +42,31 @@ class FrozenRows:
         """To be called after every optimizer step."""
         for parameter, rows, values in self._held:
             local(parameter)[:rows] = values
+
+
+class RisingRows:
+    """The rows that `growth` appended, each step of which is cut down to a share of itself."""
+
+    def __init__(self, model: nn.Module, growth: Growth) -> None:
+        self._first: dict[nn.Parameter, int] = {}  # of the appended rows, the first that this process holds
+        self._before: list[Tensor] = []
+        for name, parameter in model.named_parameters():
+            layer, _, kind = name.rpartition(".")
+            step = growth.layers.get(layer)
+            if step is not None and step.appended and kind != "bias":
+                self._first[parameter] = local_rows(parameter, step.after - step.appended)
+
+    def _rows(self) -> list[Tensor]:
+        # Asked for anew each time: DDP gives the parameters other memory when it wraps the model.
+        return [local(parameter.detach())[first:] for parameter, first in self._first.items()]
+
+    def remember(self) -> None:
+        """To be called before an optimizer step."""
+        self._before = [rows.clone() for rows in self._rows()]
+
+    @torch.no_grad()
+    def cut_down(self, share: float) -> None:
+        """To be called after it."""
+        for rows, before in zip(self._rows(), self._before, strict=True):
+            rows.copy_(torch.lerp(before, rows, share))
+        self._before = []

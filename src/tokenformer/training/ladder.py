@@ -1,24 +1,32 @@
 """The ladder worked out: every stage with its model, its steps and its learning rate, before the first step is made.
 
-Enters: a recipe, the configuration of the first model, the samples of one step. Leaves: a Ladder. Growth requests are
-checked on models without weights, so that a mistake in the last stage is found before the first is trained.
+Enters: a recipe and the number of processes. Leaves: a Ladder. Growth requests are checked on models without weights,
+so that a mistake in the last stage is found before the first is trained. `Ladder.rate_at` is the schedule.
 """
 
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
 from ..errors import BadRequestError
 from ..growth import Growth, apply_growth, plan_growth
+from ..growth.rates import base_shape
 from ..models import TokenFormerBaseConfig
-from ..pattention.functional import ACTIVATIONS
-from .recipe import GrowthRecipe, Recipe, StageRecipe
+from ..models.loading import read_config
+from .recipe import Recipe, config_errors_in_one_line
+from .settings import GrowthSettings, StageSettings
+
+# Beyond this a float no longer counts by ones.
+MOST_UNITS = 2**53
+# Fields of the model section that no weight depends on, so that they may be given beside a checkpoint.
+FREE_FIELDS = ("drop_path_rate", "attention_dropout")
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage. `start` is the step at which it starts; a plateau may end the stage before it early."""
+    """One stage. It starts at step `start`, which moves forward if a plateau ends the stage before it early."""
 
     number: int
     start: int
@@ -29,7 +37,7 @@ class Stage:
     growth: Growth | None
     adam: str
     trains: str
-    rate: float  # as a fraction of training.learning_rate
+    rate: float  # a multiple of training.learning_rate
 
     @property
     def end(self) -> int:
@@ -38,16 +46,21 @@ class Stage:
 
 @dataclass(frozen=True)
 class Ladder:
-    """All stages, with the schedule of the learning rate over them. A step counts units: tokens or images."""
+    """All stages, with the schedule of the learning rate over them. A step counts units: tokens or images.
+
+    `rate_base` is the shape at which every parameter has the scheduled rate, if rates follow sizes (growth/rates.py).
+    """
 
     stages: tuple[Stage, ...]
-    recipe: GrowthRecipe
+    settings: GrowthSettings
     unit: str
     units_per_step: int
+    rate_base: dict[str, int]
 
     @property
     def schedule(self) -> str:
-        return self.recipe.schedule or ("wsd" if len(self.stages) > 1 else "cosine")
+        assert self.settings.schedule is not None  # GrowthSettings has decided
+        return self.settings.schedule
 
     @property
     def decay_start(self) -> int | None:
@@ -55,29 +68,40 @@ class Ladder:
         if self.schedule != "wsd":
             return None
         end = self.stages[-1].end
-        decay = self.recipe.decay_steps
+        decay = self.settings.decay_steps
         steps = decay * end if decay < 1 else decay
         return end - min(max(1, round(steps)), self.stages[-1].steps)
 
-    def learning_rate(self, step: int) -> float:
-        """The learning rate at a step, as a fraction of training.learning_rate."""
+    def rate_at(self, step: int) -> float:
+        """The learning rate at a step, as a multiple of training.learning_rate."""
         return self.stage_at(step).rate * self._scheduled(step)
 
     def _scheduled(self, step: int) -> float:
-        warmup = self.recipe.warmup_steps
-        floor = self.recipe.min_lr_ratio
+        warmup = self.settings.warmup_steps
+        floor = self.settings.min_lr_ratio or 0.0
         if self.schedule == "wsd":
-            floor = 0.0 if floor is None else floor
             start, end = self.decay_start or 0, self.stages[-1].end
             left = min(1.0, (end - step) / max(1, end - start))
             return min(1.0, (step + 1) / max(1, warmup)) * (floor + (1 - floor) * left)
-        floor = 0.1 if floor is None else floor
         stage = self.stage_at(step)
         done = step - stage.start
         if done < warmup:
             return (done + 1) / warmup
         progress = min(1.0, (done - warmup) / max(1, stage.steps - warmup))
         return floor + (1 - floor) * (1 + math.cos(math.pi * progress)) / 2
+
+    @property
+    def warning(self) -> str | None:
+        """What is allowed but probably a mistake."""
+        warmup = self.settings.warmup_steps
+        # With wsd one warm-up for the ladder, with cosine one for every stage.
+        shortest = self.stages[-1].end if self.schedule == "wsd" else min(stage.steps for stage in self.stages)
+        if warmup < shortest:
+            return None
+        return (
+            f"growth.warmup_steps is {warmup:,}, and there are {shortest:,} steps: the learning rate never reaches "
+            "training.learning_rate"
+        )
 
     def stage_at(self, step: int) -> Stage:
         """The stage that makes step `step` (counted from 0)."""
@@ -103,21 +127,23 @@ class Ladder:
         return replace(self, stages=tuple(stages))
 
 
-def build_ladder(
-    recipe: Recipe, config: TokenFormerBaseConfig, samples_per_step: int, samples: int | None = None
-) -> Ladder:
-    """Work out every stage of a recipe. `samples` is how many there are to train on, for budgets in epochs."""
-    growth, task = recipe.growth, recipe.task
-    units_per_step = samples_per_step * task.units_per_sample
-    requests = growth.stages or [StageRecipe(steps=_single_stage_steps(recipe))]
+def build_ladder(recipe: Recipe, processes: int) -> Ladder:
+    """Work out every stage of a recipe. For budgets in epochs the data must have been counted."""
+    growth, data, config = recipe.growth, recipe.data, first_config(recipe)
+    units_per_step = recipe.samples_per_step(processes) * data.units_per_sample
+    requests = growth.stages or [growth.only_stage(_single_stage_steps(recipe))]
     with torch.device("meta"):
-        model = task.model_class(config)
+        model = data.model_class(config)
+    try:
+        rate_base = base_shape(model, recipe.training.rate_base)
+    except BadRequestError as error:
+        raise BadRequestError(f"training.rate_base: {error}") from error
     stages: list[Stage] = []
     for number, request in enumerate(requests, start=1):
-        step = None
+        planned = None
         if number > 1:
-            method = request.method or growth.method or ("rotate" if config.pattention_kind in ACTIVATIONS else "split")
-            step = plan_growth(
+            method = request.method or growth.method or config.growth_method
+            planned = plan_growth(
                 model,
                 request.factor,
                 num_tokens=request.num_tokens,
@@ -127,7 +153,7 @@ def build_ladder(
                 noise=growth.noise,
                 exact=method != "random",
             )
-            model = apply_growth(model, step)
+            model = apply_growth(model, planned)
         parameters = model.num_parameters()
         if growth.max_parameters and parameters > growth.max_parameters:
             raise BadRequestError(
@@ -138,41 +164,69 @@ def build_ladder(
             Stage(
                 number=number,
                 start=stages[-1].end if stages else 0,
-                steps=_steps(request, units_per_step, samples),
+                steps=_steps(request, units_per_step, recipe),
                 config=model.config,
                 parameters=parameters,
-                flops_per_unit=task.flops(model.config)[1],
-                growth=step,
+                flops_per_unit=data.flops(model.config)[1],
+                growth=planned,
                 adam=request.adam or growth.adam,
                 trains=(request.trains or growth.trains) if number > 1 else "all",
                 rate=_rate(recipe, request, stages),
             )
         )
-    return Ladder(tuple(stages), growth, task.unit, units_per_step)
+        if stages[-1].end * units_per_step > MOST_UNITS:
+            raise BadRequestError(
+                f"growth.stages[{number - 1}] ends at step {stages[-1].end:.3g}, after more {data.unit} than can be "
+                "counted; give a smaller budget"
+            )
+    return Ladder(tuple(stages), growth, data.unit, units_per_step, rate_base)
 
 
-def _steps(request: StageRecipe, units_per_step: int, samples: int | None) -> int:
+def first_config(recipe: Recipe) -> TokenFormerBaseConfig:
+    """The configuration of the first stage's model. What the recipe leaves open follows from the data."""
+    section, data = dict(recipe.model), recipe.data
+    preset, checkpoint = section.pop("preset", None), section.pop("checkpoint", None)
+    if checkpoint is not None:
+        if not (Path(checkpoint) / "config.json").is_file():
+            raise BadRequestError(
+                f"model.checkpoint is {checkpoint}, which is not a model folder: it has no config.json"
+            )
+        config = read_config(checkpoint, data.config_class)
+        with config_errors_in_one_line():
+            data.adjust_checkpoint_config(config)
+            for key in FREE_FIELDS:
+                if key in section:
+                    setattr(config, key, section[key])
+            config.validate_architecture()
+    else:
+        section = {**data.config_fields(section), **section}
+        with config_errors_in_one_line():
+            config = data.config_class.preset(preset, **section) if preset else data.config_class(**section)
+    data.adjust_config(config)
+    return config
+
+
+def overruled(recipe: Recipe) -> list[str]:
+    """The keys of the model section that a checkpoint decides instead."""
+    decided = [key for key in recipe.model if key not in ("checkpoint", *FREE_FIELDS)]
+    return decided if recipe.model.get("checkpoint") else []
+
+
+def _steps(request: StageSettings, units_per_step: int, recipe: Recipe) -> int:
     if request.steps is not None:
         return request.steps
-    units = request.tokens or request.images
-    if units is None:
-        assert request.epochs is not None
-        assert samples is not None
-        units = request.epochs * samples
+    (budget,) = (key for key in request.budgets if getattr(request, key) is not None)
+    units = getattr(request, budget) * (len(recipe.data.train) if budget == "epochs" else 1)
     return max(1, round(units / units_per_step))
 
 
-def _rate(recipe: Recipe, request: StageRecipe, before: list[Stage]) -> float:
+def _rate(recipe: Recipe, request: StageSettings, before: list[Stage]) -> float:
     if request.learning_rate is None:
         return before[-1].rate if before else 1.0
-    whole = recipe.training["learning_rate"]
-    if not whole > 0:
-        raise BadRequestError(f"training.learning_rate is {whole}; stages with rates of their own need one above 0")
-    return request.learning_rate / whole
+    return request.learning_rate / recipe.training.learning_rate
 
 
 def _single_stage_steps(recipe: Recipe) -> int:
-    steps = recipe.training.get("max_steps")
-    if not isinstance(steps, int) or steps < 1:
-        raise BadRequestError(f"training.max_steps is {steps!r}; say how long to train, there or in growth.stages")
-    return steps
+    if recipe.training.max_steps is None:
+        raise BadRequestError("training.max_steps is not given; say how long to train, there or in growth.stages")
+    return recipe.training.max_steps

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .shards import gathered, like
+from .distributed import gathered, like
 
 FILE = "optimizer.safetensors"
 

@@ -1,52 +1,78 @@
-"""One run, from a recipe to the last stage's model: carried on from wherever it stands.
+"""One run, from a recipe to the last stage's model: resumed from wherever it stands.
 
-    RUN/recipe.yaml          the resolved recipe
+    RUN/recipe.yaml          the resolved recipe, which later starts are compared with
+    RUN/lock                 held while a process trains here
     RUN/metrics.jsonl        measurements over the whole run
+    RUN/stage-1/start.json   at which step the stage started, with which data
     RUN/stage-1/checkpoint-N the state of training at step N; the newest few are kept
     RUN/stage-1/model        the stage's model, an ordinary folder with its tokenizer or image processor
-    RUN/stage-1/result.json  what the stage ended with
+    RUN/stage-1/result.json  what the stage ended with: it is done
 
 Everything a run needs to go on is in these files, each of which appears whole or not at all, so that the same command
-carries on after any end.
+resumes after any end.
 """
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from rich.console import Console
 from transformers import TrainerControl, TrainerState, set_seed
 
 from ..errors import BadFileError, BadRequestError
-from ..files import replace_file
-from ..models.loading import read_tokenformer
-from .average import FILE as AVERAGE_FILE
-from .average import averaged_model
-from .callbacks import Metrics, Signals
-from .checkpoint import checkpoint_step, checkpoints, last_good, new_checkpoint, remove_partials
-from .grow_checkpoint import grow_checkpoint
-from .ladder import Ladder, Stage, build_ladder
-from .lock import run_lock
-from .measure import check_growth, validation_names
+from ..io import lock, new_folder, remove_partials, replace_file
+from ..models.card import write_card
+from ..models.loading import read_model
+from .callbacks import Bar, Metrics, Milestones, Plateau, Signals
+from .checkpoint import checkpoint_step, checkpoints, grow_checkpoint, last_good
+from .distributed import load_model, naming_a_lost_process, say_what_is_parallel
+from .ema import FILE as AVERAGE_FILE
+from .ema import averaged_model
+from .ladder import Ladder, Stage, build_ladder, first_config, overruled
+from .memory import check_memory
 from .optimizer_state import FILE as OPTIMIZER_FILE
-from .parallel import load_model, say_what_is_parallel
-from .recipe import Recipe
-from .setting import Setting, stage_folder
-from .setup import check_same_recipe, first_config, local_batch, passed_over, run_folder, samples_per_step
-from .trainer import LadderTrainer
+from .recipe import Recipe, check_same_recipe
+from .summary import card_facts
+from .support import check_fsdp
+from .trainer import LadderTrainer, stage_folder, trainer_arguments
+from .validation import check_growth, validation_names
 
 
 class StoppedError(Exception):
     """A signal asked the run to stop, and its state is saved."""
 
     def __init__(self, signal_number: int) -> None:
-        super().__init__("a checkpoint is written; the same command carries on")
+        super().__init__("a checkpoint is saved; the same command resumes")
         self.exit_code = 128 + signal_number
+
+
+@dataclass
+class Run:
+    """A recipe that is being trained, with its data prepared: what all of its stages share."""
+
+    recipe: Recipe
+    processes: PartialState
+    console: Console
+    metrics: Metrics
+    signals: Signals
+
+    @property
+    def folder(self) -> Path:
+        return self.recipe.folder
+
+    def say(self, line: str) -> None:
+        """A line to the user, whatever is in it, from the first process."""
+        if self.processes.is_main_process:
+            self.console.print(line, soft_wrap=True, markup=False)
 
 
 def train(recipe: Recipe, console: Console | None = None) -> Path:
@@ -54,117 +80,167 @@ def train(recipe: Recipe, console: Console | None = None) -> Path:
     console = console or Console(stderr=True)
     # The first process may prepare data for hours while the others wait.
     processes = PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(days=7))
-    folder, task = run_folder(recipe), recipe.task
-    task.check(recipe.training, local_batch(recipe, processes.num_processes))
-    with run_lock(folder, processes):
-        check_same_recipe(recipe, folder)
+    _check_before_reading(recipe, processes.num_processes)
+    with _run_lock(recipe.folder, processes):
+        check_same_recipe(recipe, recipe.folder)
         with processes.main_process_first():
-            data = task.prepare(console if processes.is_main_process else Console(quiet=True))
-        if data.validation is None and recipe.growth.trigger == "plateau":
+            recipe.data.prepare(console if processes.is_main_process else Console(quiet=True))
+        if recipe.data.validation is None and recipe.growth.trigger == "plateau":
             raise BadRequestError(
-                "growth.trigger is plateau, and nothing is held out to see one by; give data.validation_fraction, or "
-                "let growth.trigger be budget"
+                "growth.trigger is plateau, which needs validation data, and none is held out; set "
+                "data.validation_fraction, or growth.trigger=budget"
             )
-        samples = len(data.train) if recipe.growth.in_epochs else None
-        per_step = samples_per_step(recipe, processes.num_processes)
-        ladder = build_ladder(recipe, first_config(recipe, data), per_step, samples)
-        setting = Setting(
-            recipe, folder, data, processes, console, Metrics(folder / "metrics.jsonl", ladder), Signals()
-        )
-        if passed_over(recipe) and processes.is_main_process:
-            keys = ", ".join(f"model.{key}" for key in passed_over(recipe))
-            console.print(f"model.checkpoint decides the model; {keys} are passed over", soft_wrap=True, markup=False)
-        with setting.signals.listening():
+        ladder = build_ladder(recipe, processes.num_processes)
+        check_memory(recipe, ladder, processes.num_processes)
+        run = Run(recipe, processes, console, Metrics(recipe.folder / "metrics.jsonl", ladder), Signals())
+        if overruled(recipe):
+            keys = ", ".join(f"model.{key}" for key in overruled(recipe))
+            run.say(f"model.checkpoint decides the model; ignored: {keys}")
+        if ladder.warning:
+            run.say(f"warning: {ladder.warning}")
+        with run.signals.listening(), naming_a_lost_process(recipe.folder, processes):
             for number in range(1, len(ladder.stages) + 1):
-                ladder = _start_of_stage(setting, ladder, number)
-                _run_stage(setting, ladder, ladder.stages[number - 1])
-    return stage_folder(folder, len(ladder.stages)) / "model"
+                ladder = _start_of_stage(run, ladder, number)
+                _run_stage(run, ladder, ladder.stages[number - 1])
+    return stage_folder(recipe, len(ladder.stages)) / "model"
 
 
-def _start_of_stage(setting: Setting, ladder: Ladder, number: int) -> Ladder:
+def _check_before_reading(recipe: Recipe, processes: int) -> None:
+    """Refuse everything that can be refused without the data, which may take hours to prepare."""
+    if recipe.training.fp16 and not torch.cuda.is_available():
+        raise BadRequestError("training.fp16 is true, and there is no GPU here to compute in it; use training.bf16")
+    if recipe.training.parallel == "fsdp" and processes > 1:
+        check_fsdp(transformers.__version__)
+    recipe.check_data(processes)
+    recipe.data.look_ahead(count=False)
+    trainer_arguments(recipe, stage=1, steps=1)
+    config = first_config(recipe)
+    if not recipe.growth.in_epochs and not recipe.data.assumptions(config):
+        check_memory(recipe, build_ladder(recipe, processes), processes)
+
+
+@contextmanager
+def _run_lock(folder: Path, processes: PartialState) -> Iterator[None]:
+    """Make the folder and let one process, or one group of them, into it at a time."""
+    if not processes.is_main_process:
+        yield
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "lock").touch()
+    except OSError as error:
+        raise BadRequestError(
+            f"{folder} cannot be written ({error.strerror}); give another training.output_dir"
+        ) from error
+    with lock(folder / "lock", wait=False) as held:
+        if not held:
+            raise BadRequestError(
+                f"another process is training in {folder}; wait for it, or give another training.output_dir"
+            )
+        yield
+
+
+def _start_of_stage(run: Run, ladder: Ladder, number: int) -> Ladder:
     """Make sure that a stage has a first checkpoint, and say where the ladder then stands."""
-    folder, stage = stage_folder(setting.folder, number), ladder.stages[number - 1]
+    folder, stage = stage_folder(run.recipe, number), ladder.stages[number - 1]
     if number > 1 and not (folder / "start.json").exists():
-        _end_of_stage(setting, ladder, number - 1)
-    if setting.processes.is_main_process and not (folder / "start.json").exists():
+        _end_of_stage(run, ladder, number - 1)
+    if run.processes.is_main_process and not (folder / "start.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
         remove_partials(folder)
         if number == 1:
             step = 0
-            replace_file(setting.folder / "recipe.yaml", setting.recipe.to_yaml())
-            _first_checkpoint(setting, stage, folder / "checkpoint-0")
+            replace_file(run.folder / "recipe.yaml", run.recipe.to_yaml())
+            _first_checkpoint(run, stage, folder / "checkpoint-0")
         else:
-            source = checkpoints(stage_folder(setting.folder, number - 1))[-1]  # just verified, or just written
+            source = checkpoints(stage_folder(run.recipe, number - 1))[-1]  # just verified, or just written
             step = checkpoint_step(source)
             assert stage.growth is not None
             kept = ladder.started_at(number, step).decay_start == step
             grow_checkpoint(source, folder / f"checkpoint-{step}", stage.growth, stage.adam, kept=kept)
-        facts = {"step": step, f"{ladder.unit}_per_step": ladder.units_per_step, "data": setting.data.key}
+        facts = {"step": step, f"{ladder.unit}_per_step": ladder.units_per_step, "data": run.recipe.data.key}
+        facts["rate_base"] = ladder.rate_base
         _write_json(folder / "start.json", facts)
-    setting.processes.wait_for_everyone()
-    start = json.loads((folder / "start.json").read_text())
-    per_step = start[f"{ladder.unit}_per_step"]
+    run.processes.wait_for_everyone()
+    start = _start(run, folder, number)
+    per_step = start.get(f"{ladder.unit}_per_step", ladder.units_per_step)
     if per_step != ladder.units_per_step:
         raise BadRequestError(
-            f"{setting.folder} was started with {per_step:,} {ladder.unit} a step, and now it would be "
+            f"{run.folder} was started with {per_step:,} {ladder.unit} a step, and now it would be "
             f"{ladder.units_per_step:,}; set training.global_batch so that processes and accumulation give the same"
         )
-    if start.get("data", setting.data.key) != setting.data.key:  # older runs did not note it
+    if start.get("data", run.recipe.data.key) != run.recipe.data.key:  # older runs did not note it
         raise BadRequestError(
-            f"{setting.folder} was started with other data than the recipe's sources hold now; put it back, or begin a "
+            f"{run.folder} was started with other data than the recipe's sources hold now; put it back, or begin a "
             "new run in another training.output_dir"
         )
     ladder = ladder.started_at(number, start["step"])
-    setting.metrics.ladder = ladder
+    # As the run began: the folder of model.checkpoint may have changed since.
+    ladder = replace(ladder, rate_base=start.get("rate_base", ladder.rate_base))
+    run.metrics.ladder = ladder
     return ladder
 
 
-def _end_of_stage(setting: Setting, ladder: Ladder, number: int) -> None:
+def _start(run: Run, folder: Path, number: int) -> dict[str, Any]:
+    """What start.json says. If it is damaged, the step, which the stage before knows too."""
+    start = _read_json(folder / "start.json", "step")
+    if start is not None:
+        return start
+    before = _read_json(stage_folder(run.recipe, number - 1) / "result.json", "step") if number > 1 else {"step": 0}
+    if before is None:
+        raise BadFileError(
+            f"{folder / 'start.json'} is damaged, and so is result.json of the stage before; delete {folder} to start "
+            "the stage again"
+        )
+    run.say(f"warning: {folder / 'start.json'} is damaged; the stage starts at step {before['step']}, as it did")
+    return {"step": before["step"]}
+
+
+def _end_of_stage(run: Run, ladder: Ladder, number: int) -> None:
     """Make sure that the checkpoint a stage ended with is good: if not, its last steps are made again."""
-    result = stage_folder(setting.folder, number) / "result.json"
-    if setting.processes.is_main_process:
-        step = checkpoint_step(_verified(setting, number))
-        if step != json.loads(result.read_text())["step"]:
+    result = stage_folder(run.recipe, number) / "result.json"
+    if run.processes.is_main_process:
+        step = checkpoint_step(_verified(run, number))
+        ended = _read_json(result, "step", "parameters")
+        if ended is None:
+            run.say(f"warning: {result} is damaged; the end of stage {number} is measured again")
+        if ended is None or step != ended["step"]:
             result.unlink()
-    setting.processes.wait_for_everyone()
-    _run_stage(setting, ladder, ladder.stages[number - 1])
+    run.processes.wait_for_everyone()
+    _run_stage(run, ladder, ladder.stages[number - 1])
 
 
-def _first_checkpoint(setting: Setting, stage: Stage, target: Path) -> None:
+def _first_checkpoint(run: Run, stage: Stage, target: Path) -> None:
     """The model as it is before the first step, so that every start is a continuation."""
-    set_seed(setting.recipe.training["seed"])
-    given = setting.recipe.model.get("checkpoint")
-    model, same = setting.task.first_model(stage.config, given)
-    with new_checkpoint(target) as folder:
+    set_seed(run.recipe.training.seed)
+    given = run.recipe.model.get("checkpoint")
+    model, same = run.recipe.data.first_model(stage.config, given)
+    with new_folder(target) as folder:
         model.save_pretrained(folder)
-        setting.task.save_beside(setting.data, folder)
-        batch = local_batch(setting.recipe, setting.processes.num_processes)
+        run.recipe.data.save_beside(folder)
+        batch = run.recipe.batch_per_process(run.processes.num_processes)
         state = TrainerState(train_batch_size=batch, stateful_callbacks=[TrainerControl()])  # type: ignore[list-item]
-        state.compute_steps(setting.arguments(stage), stage.end)
+        state.compute_steps(trainer_arguments(run.recipe, stage.number, stage.end), stage.end)
         state.save_to_json(str(folder / "trainer_state.json"))
         if given is None:
             return
         if not same:
-            setting.console.print(
-                f"{given} was trained for other outputs: its last layer starts afresh, and Adam too",
-                soft_wrap=True,
-                markup=False,
-            )
+            run.say(f"{given} was trained for other outputs: its last layer starts afresh, and Adam too")
             return
-        for name in (OPTIMIZER_FILE, *([AVERAGE_FILE] if setting.recipe.training["ema"] else [])):
+        for name in (OPTIMIZER_FILE, *([AVERAGE_FILE] if run.recipe.training.ema else [])):
             if (Path(given) / name).exists():
                 shutil.copy2(Path(given) / name, folder)
 
 
-def _verified(setting: Setting, number: int) -> Path:
+def _verified(run: Run, number: int) -> Path:
     """The newest good checkpoint of a stage, for the first process; newer broken ones are named and set aside."""
-    folder = stage_folder(setting.folder, number)
+    folder = stage_folder(run.recipe, number)
     good, problems = last_good(folder)
-    for problem in problems:
-        setting.console.print(f"warning: {problem}; the checkpoint before it is used", soft_wrap=True, markup=False)
     if good is None:
         reason = f": {problems[0]}" if problems else ""
         raise BadFileError(f"{folder} has no good checkpoint{reason}; delete the folder to start the stage again")
+    for problem in problems:
+        run.say(f"warning: {problem}; {good.name} is used")
     for broken in checkpoints(folder):
         if checkpoint_step(broken) > checkpoint_step(good):
             aside = broken.with_name(f"broken-{broken.name}")
@@ -173,43 +249,69 @@ def _verified(setting: Setting, number: int) -> Path:
     return good
 
 
-def _run_stage(setting: Setting, ladder: Ladder, stage: Stage) -> None:
-    folder = stage_folder(setting.folder, stage.number)
+def _run_stage(run: Run, ladder: Ladder, stage: Stage) -> None:
+    folder = stage_folder(run.recipe, stage.number)
     if (folder / "result.json").exists():
         return
-    if setting.processes.is_main_process:
+    if run.processes.is_main_process:
         remove_partials(folder)
-        _verified(setting, stage.number)
-    setting.processes.wait_for_everyone()
+        _verified(run, stage.number)
+    run.processes.wait_for_everyone()
     checkpoint = checkpoints(folder)[-1]
     step = checkpoint_step(checkpoint)
-    set_seed(setting.recipe.training["seed"])
-    model = load_model(setting.task.model_class, checkpoint, setting.recipe.training["parallel"], setting.processes)
-    trainer = setting.trainer(ladder, stage, model, checkpoint)
-    if setting.processes.is_main_process:
-        setting.metrics.forget_after(stage.number, step)
-        say_what_is_parallel(setting.console, model, setting.recipe.training["parallel"], setting.processes)
-        _say_stage(setting.console, ladder, stage, step)
+    set_seed(run.recipe.training.seed)
+    model = load_model(run.recipe.data.model_class, checkpoint, run.recipe.training.parallel, run.processes)
+    bar, plateau = Bar(run.console, ladder, run.metrics), _plateau(run.recipe, ladder, stage)
+    callbacks = [run.metrics, run.signals, Milestones(ladder), bar, *([plateau] if plateau else [])]
+    trainer = LadderTrainer(run.recipe, ladder, stage, model, checkpoint, callbacks)
+    if run.processes.is_main_process:
+        damaged = run.metrics.forget_after(stage.number, step)
+        if damaged:
+            run.say(f"warning: damaged lines in {run.metrics.path} were dropped: {damaged:,}")
+        say_what_is_parallel(run.console, model, run.recipe.training.parallel, run.processes)
+        begins = f"resumed at step {step}" if step > stage.start else f"steps {stage.start} to {stage.end}"
+        run.console.print(
+            f"stage {stage.number}/{len(ladder.stages)}: {stage.parameters:,} parameters, {begins}", soft_wrap=True
+        )
     if step == stage.start and stage.growth is not None:
-        _measure_growth(setting, stage, trainer)
-    if step < stage.end and not setting.ended_early(ladder, stage, checkpoint):
+        _measure_growth(run, stage, trainer)
+    # A plateau may have ended the stage at this checkpoint just before the run died.
+    state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+    reason = plateau.reason(state) if plateau else ""
+    if step < stage.end and not reason:
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint))
         finally:
-            trainer.bar.close()
-        if setting.signals.received is not None:
-            raise StoppedError(setting.signals.received)
-    _finish_stage(setting, stage, trainer, folder)
+            bar.close()
+        if run.signals.received is not None:
+            raise StoppedError(run.signals.received)
+        reason = plateau.reason(trainer.state) if plateau else ""
+    if reason:
+        step = checkpoint_step(checkpoints(folder)[-1])
+        run.say(f"stage {stage.number}/{len(ladder.stages)} ends at step {step}: {reason}")
+    _finish_stage(run, stage, trainer, folder)
 
 
-def _measure_growth(setting: Setting, stage: Stage, trainer: LadderTrainer) -> None:
+def _plateau(recipe: Recipe, ladder: Ladder, stage: Stage) -> Plateau | None:
+    growth = recipe.growth
+    if growth.trigger != "plateau" or stage.number == len(ladder.stages):
+        return None
+    return Plateau(growth.patience, growth.min_improvement, stage.start)
+
+
+def _measure_growth(run: Run, stage: Stage, trainer: LadderTrainer) -> None:
     """Validate just after growth, and compare with what the stage before ended with."""
     assert stage.growth is not None
-    folder = stage_folder(setting.folder, stage.number - 1)
-    before = json.loads((folder / "result.json").read_text())
+    folder = stage_folder(run.recipe, stage.number - 1)
+    before = _read_json(folder / "result.json", "step", "parameters")
+    if before is None:
+        raise BadFileError(
+            f"{folder / 'result.json'} is damaged; delete it and {stage_folder(run.recipe, stage.number)}, and the end "
+            f"of stage {stage.number - 1} is measured again"
+        )
     after = validation_names(trainer.measured())
-    if setting.processes.is_main_process:
-        setting.metrics.write(
+    if run.processes.is_main_process:
+        run.metrics.write(
             "growth",
             stage.number,
             stage.start,
@@ -221,43 +323,43 @@ def _measure_growth(setting: Setting, stage: Stage, trainer: LadderTrainer) -> N
     check_growth(before, after, stage.number, stage.growth.method, folder)
 
 
-def _finish_stage(setting: Setting, stage: Stage, trainer: LadderTrainer, folder: Path) -> None:
+def _finish_stage(run: Run, stage: Stage, trainer: LadderTrainer, folder: Path) -> None:
     """Keep the stage's model as an ordinary folder, and write down what it ended with."""
     checkpoint = checkpoints(folder)[-1]
     step = checkpoint_step(checkpoint)
     measured = validation_names(trainer.measured())
-    bad = sorted(set(gather_object(setting.task.bad_samples(setting.data))))
-    if setting.processes.is_main_process:
+    bad = sorted(set(gather_object(run.recipe.data.unreadable())))
+    if run.processes.is_main_process:
         if bad:
-            setting.console.print(
-                f"{setting.task.unit} so far that could not be read, whose places others took: {len(bad):,}; the "
-                f"first: {bad[0]}",
-                soft_wrap=True,
-                markup=False,
+            run.say(
+                f"{len(bad):,} {run.recipe.data.unit} could not be read and were replaced by others; first: {bad[0]}"
             )
         weights = "averaged" if trainer.average is not None else "last"
-        _save_model(setting, checkpoint, folder / "model")
-        setting.metrics.write("stage_end", stage.number, step, weights=weights, **measured)
+        run.metrics.write("stage_end", stage.number, step, weights=weights, **measured)
+        _save_model(run, checkpoint, folder / "model")
         result = {"step": step, "parameters": stage.parameters, "weights": weights, **measured}
         _write_json(folder / "result.json", result)
-    setting.processes.wait_for_everyone()
+    run.processes.wait_for_everyone()
 
 
-def _save_model(setting: Setting, checkpoint: Path, target: Path) -> None:
-    """The averaged weights, if there are any."""
-    averaged = averaged_model(checkpoint) if setting.recipe.training["ema"] else None
-    model = averaged[0] if averaged else read_tokenformer(checkpoint)
-    setting.task.for_use(model.config)
-    with new_checkpoint(target) as folder:
+def _save_model(run: Run, checkpoint: Path, target: Path) -> None:
+    """Save a stage's model: the averaged weights if there are any, otherwise the last."""
+    averaged = averaged_model(checkpoint) if run.recipe.training.ema else None
+    model = averaged[0] if averaged else read_model(checkpoint)
+    run.recipe.data.restore_config(model.config)
+    with new_folder(target) as folder:
         model.save_pretrained(folder)
-        setting.task.save_beside(setting.data, folder)
+        write_card(model, folder, card_facts(run.folder, run.recipe))
+        run.recipe.data.save_beside(folder)
 
 
-def _say_stage(console: Console, ladder: Ladder, stage: Stage, step: int) -> None:
-    begins = f"carried on at step {step}" if step > stage.start else f"steps {stage.start} to {stage.end}"
-    console.print(
-        f"stage {stage.number}/{len(ladder.stages)}: {stage.parameters:,} parameters, {begins}", soft_wrap=True
-    )
+def _read_json(path: Path, *keys: str) -> dict[str, Any] | None:
+    """A file of ours with whole numbers by these keys; None if it is damaged."""
+    try:
+        data = json.loads(path.read_text())
+        return data if all(isinstance(data[key], int) for key in keys) else None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
 
 
 def _write_json(path: Path, data: dict[str, Any]) -> None:

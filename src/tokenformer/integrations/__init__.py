@@ -1,0 +1,12 @@
+"""Hooks into other people's tools, so that they reach parameter tokens.
+
+Importing this imports none of them: each hook runs when the tool itself is imported.
+"""
+
+from .on_import import on_import
+from .peft_targets import reach_tokens
+from .quantisation import watch_torch, watch_torchao
+
+on_import("peft.tuners.tuners_utils", reach_tokens)
+on_import("torch.ao.quantization.quantize", watch_torch)
+on_import("torchao.quantization.quant_api", watch_torchao)

@@ -1,0 +1,21 @@
+"""What tools that quantise linear layers leave of a model with Pattentions, in a warning."""
+
+import warnings
+
+from torch import nn
+
+from ..pattention import pattention_layers
+
+
+def warn_of_unquantised_tokens(model: nn.Module, tool: str) -> None:
+    """Warn if a tool, which has just quantised the model, left parameter tokens as they were."""
+    tokens = [t for _, layer in pattention_layers(model) for t in (layer.key_tokens, layer.value_tokens)]
+    plain = [tensor for tensor in tokens if type(tensor) is nn.Parameter]  # quantised ones have a class of their own
+    if plain:
+        numbers = sum(tensor.numel() for tensor in plain)
+        warnings.warn(
+            f"{tool} quantises linear layers only: it left {len(plain)} of {len(tokens)} tensors of parameter tokens "
+            f"({numbers:,} numbers) as they were. To save memory, load the model with dtype=torch.bfloat16; tokens of "
+            "trained models that were not adopted can be torchao's float8: docs/integrations.md, Quantisation",
+            stacklevel=3,
+        )
