@@ -28,6 +28,8 @@ def source(tmp_path, tiny):
         (["--factor", 2.5, "--method", "split", "--seed", 7, "--noise", 0.5], (160, 160, 640)),
         (["--to", "tiny-4x"], (256, 256, 1024)),
         (["--tokens", "qkv=70, ffn=300"], (70, 64, 300)),
+        (["--depth", 3], (64, 64, 256)),
+        (["--depth", 4, "--factor", 2, "--new-blocks", "fresh", "--new-blocks-at", "top"], (128, 128, 512)),
     ],
 )
 def test_the_grown_folder_computes_the_same(tmp_path, source, tiny, arguments, tokens):

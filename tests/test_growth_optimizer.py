@@ -51,6 +51,16 @@ def test_zero_old_rows_move_as_they_would_have_moved(inplace):
     assert new_keys.ne(0).any(dim=1).all()
 
 
+def test_the_old_optimizer_may_go_on():
+    """It has no state in common with the new one, not even of what does not grow."""
+    model, optimizer = trained()
+    new = grow_optimizer(optimizer, model, grow(model, 2))
+    before = copy.deepcopy([*new.state.values()])
+    step(model, optimizer)
+    for state, expected in zip(new.state.values(), before, strict=True):
+        assert all(torch.equal(state[key], expected[key]) for key in expected)
+
+
 def test_groups_steps_and_settings_are_kept():
     model, optimizer = trained(betas=(0.9, 0.95), eps=1e-7)
     grown = grow(model, 2)

@@ -27,8 +27,8 @@ from tokenformer import BadRequestError, Pattention, TokenFormerConfig, TokenFor
         ({"num_tokens": {"attention": 512}}, r"choose one of qkv, out, ffn"),
         ({"num_tokens": 100}, r"layers.0.ffn has 256 tokens and 100 were asked for"),
         ({"to": "354n"}, r"preset '354n' is not known; did you mean '354m'\?"),
-        ({"to": "354m"}, r"preset '354m' has hidden_size=768, this model has 64; growth only adds tokens"),
-        ({"to": "tiny"}, r"already has the token counts of preset 'tiny'"),
+        ({"to": "354m"}, r"preset '354m' has hidden_size=768, this model has 64; growth adds tokens and blocks"),
+        ({"to": "tiny"}, r"already has the size of preset 'tiny'"),
         ({"factor": 2, "method": "spilt"}, r"method='spilt' is not known; did you mean 'split'\?"),
         ({"factor": 2, "method": "random"}, r"'random' changes what the model computes; say exact=False"),
     ],
@@ -44,10 +44,10 @@ def test_bad_requests(request_, message, inplace):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_a_preset_of_another_depth():
+def test_a_smaller_preset():
     with torch.device("meta"):
-        model = TokenFormerForCausalLM(TokenFormerConfig.preset("124m", num_hidden_layers=6))
-    with pytest.raises(BadRequestError, match=r"preset '354m' has num_hidden_layers=12, this model has 6"):
+        model = TokenFormerForCausalLM(TokenFormerConfig.preset("124m", num_hidden_layers=14))
+    with pytest.raises(BadRequestError, match=r"the model has 14 blocks and depth=12 was given; growth cannot shrink"):
         grow(model, to="354m")
     with torch.device("meta"):
         model = TokenFormerForCausalLM(TokenFormerConfig.preset("354m"))

@@ -22,15 +22,17 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 # Without dropout, whose random numbers each process draws for itself, and at a rate at which a difference in the last
 # bit of a sum does not double with every step.
 TRAINING = {"learning_rate": 3e-4}
-PARAMETERS = {"text": 23, "images": 28}
+PARAMETERS = {"text": 23, "deep": 43, "images": 28}
+DEEP = {"stages": [{"steps": 10}, {"depth": 3, "steps": 8}, {"depth": 4, "factor": 2, "steps": 9}]}
 
 
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory, request):
     """The run to compare with. Images have mixed labels, a worker each, an average, and rates by depth."""
     folder = tmp_path_factory.mktemp("one")
-    if request.param == "text":
-        recipe = write_recipe(folder, model={"attention_dropout": 0.0}, training=TRAINING)
+    if request.param in ("text", "deep"):
+        growth = DEEP if request.param == "deep" else {}
+        recipe = write_recipe(folder, model={"attention_dropout": 0.0}, training=TRAINING, growth=growth)
     else:
         recipe = write_image_recipe(folder, model={"attention_dropout": 0.0, "drop_path_rate": 0.0}, training=TRAINING)
     run(recipe, folder / "run")
@@ -57,7 +59,13 @@ def assert_equal_to_one(out, reference):
 
 @pytest.mark.parametrize(
     ("one_process", "parallel"),
-    [("text", "ddp"), ("text", "fsdp"), pytest.param("images", "ddp", marks=pytest.mark.slow), ("images", "fsdp")],
+    [
+        ("text", "ddp"),
+        ("text", "fsdp"),
+        pytest.param("images", "ddp", marks=pytest.mark.slow),
+        ("images", "fsdp"),
+        pytest.param("deep", "fsdp", marks=pytest.mark.slow),
+    ],
     indirect=["one_process"],
 )
 def test_two_processes_are_equal_to_one(one_process, tmp_path, parallel):

@@ -226,11 +226,12 @@ def test_adam_reset_starts_without_moments(tmp_path):
     assert state["model.layers.0.ffn.key_tokens/step"] == 4
 
 
-def test_a_plateau_grows_the_model_early(tmp_path):
+@pytest.mark.parametrize("size", [{"factor": 2}, {"depth": 3}])
+def test_a_plateau_grows_the_model_early(tmp_path, size):
     """With a rate of almost nothing the loss is flat from the start."""
     recipe = write_recipe(
         tmp_path,
-        growth={"trigger": "plateau", "patience": 2, "stages": [{"steps": 500}, {"factor": 2, "steps": 4}]},
+        growth={"trigger": "plateau", "patience": 2, "stages": [{"steps": 500}, {**size, "steps": 4}]},
         training={"learning_rate": 1e-9, "eval_steps": 2},
     )
     train(load_recipe(recipe, [f"training.output_dir={tmp_path / 'run'}"]), Console(file=(said := io.StringIO())))

@@ -115,11 +115,12 @@ def _config(name: str, trust_remote_code: bool) -> tuple[cost.Config, bool]:
 
 
 def growth_rows(config: Any) -> dict[str, str]:
-    """What growth changes: counts of tokens and parameters, tau and FLOPs."""
+    """What growth changes: counts of tokens, blocks and parameters, tau and FLOPs."""
     record = record_of(config)
     if record is not None:
         costs = cost.adopted_layers(record)
         return {
+            "blocks": f"{config.num_hidden_layers:,}",
             **{f"tokens, {name}": f"{record.layers[name]['num_tokens']:,}" for name in in_order(record.layers)},
             "parameters in these layers": f"{costs.parameters:,}",
             "FLOPs per token in these layers": short(costs.flops_per_token),
@@ -131,6 +132,7 @@ def growth_rows(config: Any) -> dict[str, str]:
         flops = {f"FLOPs per token at length {length:,}": short(cost.forward_flops_per_token(config, length))}
     return {
         "parameters": f"{cost.parameters(config).total:,}",
+        "blocks": f"{config.num_hidden_layers:,}",
         **{f"tokens, {role}": f"{count:,}" for role, count in config.num_tokens.items()},
         **{f"tau, {role}": f"{tau:.4g}" for role, tau in taus(config).items()},
         **flops,

@@ -22,6 +22,9 @@ def grow_command(
             metavar="ROLE=COUNT,…", help="Token counts: qkv=1024,out=1024,ffn=4096; of an adopted model `*.mlp.*=4096`."
         ),
     ] = None,
+    depth: Annotated[int | None, typer.Option(help="The number of blocks.")] = None,
+    new_blocks: Annotated[str, typer.Option(help="copy or fresh: what new blocks are made from.")] = "copy",
+    new_blocks_at: Annotated[str, typer.Option(help="after_each or top: where new blocks are placed.")] = "after_each",
     method: Annotated[
         str | None,
         typer.Option(
@@ -40,13 +43,16 @@ def grow_command(
 
     Its tokenizer or image processor is copied too.
 
-    Give one of --factor, --to and --tokens. The logits before and after are compared, and if an exact method changed
-    them, nothing is written.
+    Give one of --factor, --to, --tokens and --depth; --depth may stand beside --factor or --tokens. The logits before
+    and after are compared, and if an exact method changed them, nothing is written.
     """
-    sizes = {"--factor": factor, "--to": to, "--tokens": tokens}
+    sizes = {"--factor": factor, "--to": to, "--tokens": tokens, "--depth": depth}
     given = [name for name, value in sizes.items() if value is not None]
-    if len(given) != 1:
-        raise BadCommandError(f"{' and '.join(given) or 'no size'} was given; give one of {', '.join(sizes)}")
+    if len(given) != 1 and given not in (["--factor", "--depth"], ["--tokens", "--depth"]):
+        raise BadCommandError(
+            f"{' and '.join(given) or 'no size'} was given; give one of {', '.join(sizes)}; --depth may stand beside "
+            "--factor or --tokens"
+        )
     if method == "random" and not inexact:
         raise BadCommandError(
             "method random changes what the model computes; add --inexact to accept that, or use zero, split or rotate"
@@ -64,6 +70,9 @@ def grow_command(
         factor=factor,
         to=to,
         num_tokens=num_tokens,
+        depth=depth,
+        new_blocks=new_blocks,
+        new_blocks_at=new_blocks_at,
         method=method,
         seed=seed,
         noise=noise,

@@ -2,7 +2,8 @@
 
 bigger = grow(model, factor=2)                                    # twice the tokens everywhere
 bigger = grow(model, num_tokens={"ffn": 4096}, method="split")    # only the feed-forward blocks
-bigger = grow(model, to="354m")                                   # up to a preset of the same width and depth
+bigger = grow(model, to="354m")                                   # up to a preset of the same width
+bigger = grow(model, depth=8)                                     # more blocks; with factor=2 more tokens as well
 """
 
 import copy
@@ -15,6 +16,7 @@ from torch.optim import Optimizer
 from ..errors import BadRequestError
 from ..models import growth_records
 from ..pattention import pattention_layers
+from .depth import grow_depth
 from .layer import grow_layer
 from .optimizer import check_optimizer, grow_optimizer
 from .plan import Growth, check_growable, plan_growth
@@ -28,6 +30,9 @@ def grow(
     *,
     num_tokens: Mapping[str, int] | int | None = None,
     to: str | None = None,
+    depth: int | None = None,
+    new_blocks: str = "copy",
+    new_blocks_at: str = "after_each",
     method: str | None = None,
     seed: int = 0,
     noise: float = 1.0,
@@ -35,7 +40,9 @@ def grow(
     optimizer: Optimizer | None = None,
     exact: bool = True,
 ) -> Model:
-    """Append parameter tokens to every Pattention of a model. Give one of `factor`, `num_tokens` and `to`.
+    """Append parameter tokens to every Pattention of a model, add blocks to it, or both.
+
+    Give one of `factor`, `num_tokens` and `to`, or `depth`, by itself or with one of the first two.
 
     Gradients are cleared, and the step is kept as `model.last_growth`.
 
@@ -44,7 +51,10 @@ def grow(
         factor: how many times as many tokens every layer gets.
         num_tokens: the new counts: by role in a TokenFormer (qkv, out, ffn), by layer name or pattern in any other
             module, or one number for all.
-        to: a preset of the same width and depth.
+        to: a preset of the same width; of its tokens and blocks no number may be below the model's.
+        depth: how many blocks a TokenFormer or an adopted model gets. New ones add nothing at first.
+        new_blocks: copy, what each is made from, the one before it; or fresh, random numbers of the same size.
+        new_blocks_at: after_each, spread evenly over the model; or top, after its last block.
         method: rotate, split or zero, which are exact, or random, which is not. If None, rotate, or split for the kinds
             of Pattention and the adopted models of which rotate is not exact.
         seed: decides the new tokens.
@@ -55,7 +65,17 @@ def grow(
         exact: False allows `random`, which changes what the model computes.
     """
     growth = plan_growth(
-        model, factor, num_tokens=num_tokens, to=to, method=method, seed=seed, noise=noise, exact=exact
+        model,
+        factor,
+        num_tokens=num_tokens,
+        to=to,
+        depth=depth,
+        new_blocks=new_blocks,
+        new_blocks_at=new_blocks_at,
+        method=method,
+        seed=seed,
+        noise=noise,
+        exact=exact,
     )
     return apply_growth(model, growth, inplace=inplace, optimizer=optimizer)
 
@@ -74,8 +94,10 @@ def apply_growth(model: Model, growth: Growth, *, inplace: bool = False, optimiz
     for name in growth.layers:
         grow_layer(name, layers[name], growth)
     model.zero_grad(set_to_none=True)
+    if growth.depth is not None:
+        grow_depth(model, growth)
     for part, record in growth_records(model):
-        record.record_growth(part, {"method": growth.method, "seed": growth.seed, "noise": growth.noise})
+        record.record_growth(part, growth.to_record())
     model.last_growth = growth  # type: ignore[assignment]
     if optimizer is not None:
         grow_optimizer(optimizer, model, model, growth=growth)

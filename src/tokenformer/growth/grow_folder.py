@@ -6,6 +6,7 @@ The request is checked before a weight is read. The model, a TokenFormer or an a
 memory holds little more than the grown one, and the logits before and after are compared before anything is written.
 """
 
+import copy
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +20,10 @@ from ..models import TokenFormerBaseConfig
 from ..models.loading import empty_model, read_config, read_model
 from ..models.sample import checked_difference, sample_inputs, sample_output, tolerance_of
 from ..models.side_files import copy_beside_weights
-from ..pattention import default_tau, pattention_layers
+from ..pattention import default_tau
 from .grow import apply_growth
 from .layer import grown_tau
-from .plan import LayerGrowth, key_size, plan_growth
+from .plan import LayerGrowth, plan_growth
 
 
 @dataclass(frozen=True)
@@ -44,22 +45,19 @@ def grow_folder(
 ) -> FolderGrowth:
     """Grow the model in `source` into the new folder `target`; its tokenizer or image processor is copied too.
 
-    `request` is that of `grow`: factor, num_tokens or to, and method, seed, noise, exact. With `verify`, logits on
+    `request` is that of `grow`: sizes, what new blocks are, and method, seed, noise, exact. With `verify`, logits on
     random inputs are compared, and a method that promises exactness must not change them.
     """
     source, target = Path(source), Path(target)
     check_new(target)
     check_outside(target, source)
     before = read_config(source, TokenFormerBaseConfig, or_adopted=True, trust_remote_code=trust_remote_code)
-    empty = empty_model(before)
+    empty = empty_model(copy.deepcopy(before))
     growth = plan_growth(empty, **request)
-    layers = dict(pattention_layers(empty))
-    grown = empty.num_parameters() + sum(
-        (step.after - step.before) * (key_size(layers[name]) + layers[name].d_out)
-        for name, step in growth.layers.items()
-    )
-    needed = grown * (before.dtype or torch.float32).itemsize
-    check_fits(f"the grown model, of {grown:,} parameters,", needed, machine_memory(), "grow it less")
+    apply_growth(empty, growth, inplace=True)
+    parameters = empty.num_parameters()
+    needed = parameters * (before.dtype or torch.float32).itemsize
+    check_fits(f"the grown model, of {parameters:,} parameters,", needed, machine_memory(), "grow it less")
     model = read_model(source, trust_remote_code=trust_remote_code)
     inputs = sample_inputs(model)
     old_logits = sample_output(model, inputs) if verify else None

@@ -28,15 +28,15 @@ def grow_layer(name: str, layer: Pattention, growth: Growth) -> None:
     if keys.is_meta:
         new_keys, new_values = keys.new_empty(step.after, keys.shape[1]), values.new_empty(step.after, layer.d_out)
     else:
-        generator = _generator(growth.seed, name)
+        generator = random_stream(growth.seed, name)
         split_at = step.copies * step.before
         new_values = values.new_empty(step.after, layer.d_out)
         _share_out(values, step, growth.noise, new_values[:split_at], generator)
-        _fill_normal(new_values[split_at:], _scale(values), generator)
+        fill_normal(new_values[split_at:], rms(values), generator)
         new_keys = keys.new_zeros(step.after, keys.shape[1])
         new_keys[:split_at] = keys.repeat(step.copies, 1)
         if growth.method == "random":
-            _fill_normal(new_keys[split_at:], _scale(keys), generator)
+            fill_normal(new_keys[split_at:], rms(keys), generator)
         if step.rotated and keys.any():  # keys that are all zero have no rotation; their new values then let them learn
             new_keys[split_at:] = _rotations(keys, step.appended, generator)
             new_values[split_at:] = 0
@@ -72,7 +72,7 @@ def _share_out(values: Tensor, step: LayerGrowth, noise: float, out: Tensor, gen
     wide = values.to(torch.promote_types(values.dtype, torch.float32))
     shares = parts if parts.dtype == wide.dtype else torch.empty_like(parts, dtype=wide.dtype)
     for share in shares:
-        _fill_normal(share, noise * _scale(values), generator)
+        fill_normal(share, noise * rms(values), generator)
     shares -= shares.mean(dim=0)
     shares += wide / step.copies
     parts[:-1] = shares[:-1]
@@ -92,18 +92,18 @@ def _rotations(keys: Tensor, count: int, generator: torch.Generator) -> Tensor:
     return math.sqrt(count / len(keys)) * torch.linalg.qr(drawn).Q @ factor
 
 
-def _fill_normal(out: Tensor, std: float, generator: torch.Generator) -> None:
+def fill_normal(out: Tensor, std: float, generator: torch.Generator) -> None:
     """Drawn on the CPU in fp32, so that a seed means the same tokens on every device and in every dtype."""
     out.copy_(torch.randn(out.shape, generator=generator, dtype=torch.float32).mul_(std))
 
 
-def _scale(tokens: Tensor) -> float:
+def rms(tokens: Tensor) -> float:
     """The root mean square of existing tokens; that of a new layer if they are all zero."""
     rms = tokens.to(torch.promote_types(tokens.dtype, torch.float32)).square().mean().sqrt().item()
     return rms or tokens.shape[0] ** -0.5
 
 
-def _generator(seed: int, name: str) -> torch.Generator:
+def random_stream(seed: int, name: str) -> torch.Generator:
     """One stream per layer, so that a layer's new tokens do not depend on which others grow, or in which order."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)

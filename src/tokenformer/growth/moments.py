@@ -8,6 +8,7 @@ is touched. The rules for a layer whose tokens become c copies (docs/growth-math
     key of a copy        its gradient is a c-th of the old key's plus a part of zero mean from the random parts:
                          first moment / c, second moment · (1/c² + noise² · (1 − 1/c)); a key's bias is part of the key
     the output's bias    not touched
+    a new block          as of the block that it is a copy of, but first moments are zero; none if it is fresh
 
 Adafactor keeps the second moment as two vectors: its means over every row, and over every column. The first has an
 entry per token and follows as above. The second is a mean over the tokens, of which those that are appended count as
@@ -81,13 +82,23 @@ def grown_state(state: Mapping[str, Any], rules: Mapping[str, Rule]) -> dict[str
     return {key: rules[key](value) if key in rules else value for key, value in state.items()}
 
 
+def copied_state(state: Mapping[str, Any], moments: Mapping[str, Moment]) -> dict[str, Any]:
+    """The state of a parameter's copy in a new block. What writes nothing yet has no direction to go on in."""
+    return {
+        key: (torch.zeros_like(value) if moments.get(key) == "first" else value.clone())
+        if isinstance(value, Tensor)
+        else value
+        for key, value in state.items()
+    }
+
+
 def rules_for(
     name: str, state: Mapping[str, Any], parameter: Tensor, growth: Growth, moments: Mapping[str, Moment]
 ) -> dict[str, Rule]:
-    """How each state of the parameter called `name` follows. `parameter` may be the one before or after growth."""
+    """How each state of a parameter follows, by its name before growth. `parameter` may be the one before or after."""
     layer, _, kind = name.rpartition(".")
-    step = growth.layers.get(layer)
-    if step is None or kind == "bias":
+    step = None if kind == "bias" else growth.layers.get(layer)
+    if step is None and not growth.copies(name):
         return {}
     rules = {}
     for key, value in state.items():
@@ -109,6 +120,8 @@ def rules_for(
                 f"grow_optimizer: there is no rule for how state {key!r} of {name} follows its tokens; use "
                 f"{FOLLOWING}, or make a new optimizer for the grown model"
             )
+        if step is None:
+            continue
         by_token = key not in MEANS_OF_COLUMNS
         shapes = _shapes_by_token(key, step.before, parameter)
         if by_token and value.shape not in shapes:

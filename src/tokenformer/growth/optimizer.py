@@ -4,8 +4,10 @@ Enters: an optimizer (or its state on disk, keyed by parameter name), the model 
 Leaves: an optimizer for the grown model, with the same groups and step counts. moments.py has the rules.
 """
 
+import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,8 +16,8 @@ from torch.optim import LBFGS, Optimizer
 from ..errors import BadRequestError, did_you_mean
 from ..models import growth_records
 from ..pattention import pattention_layers
-from .moments import FOLLOWING, MOMENTS, Rule, grown_state, moments_of, rules_for
-from .plan import Growth, LayerGrowth, key_size
+from .moments import FOLLOWING, MOMENTS, Moment, Rule, copied_state, grown_state, moments_of, rules_for
+from .plan import DepthGrowth, Growth, LayerGrowth, find_stack, key_size
 from .rates import rates_follow
 
 
@@ -41,7 +43,7 @@ def grow_optimizer(
 
 def check_optimizer(optimizer: Optimizer, model: nn.Module, growth: Growth) -> None:
     """Refuse an optimizer that is not the model's, or whose state cannot follow a growth step that is yet to come."""
-    _rules_of(optimizer, model, model, growth)
+    _rules_of(optimizer, _names_of(model), growth)
 
 
 def _remembered_growth(old_model: nn.Module, new_model: nn.Module) -> Growth:
@@ -57,38 +59,88 @@ def _remembered_growth(old_model: nn.Module, new_model: nn.Module) -> Growth:
                     f"grow_optimizer: new_model is {steps} growth steps from old_model; carry the optimizer over one "
                     "step at a time"
                 )
-            last = new.growth_history[-1]
-            return _between(old_model, new_model, last["method"], last["seed"], last["noise"])
+            return _between(old_model, new_model, new.growth_history[-1])
     raise BadRequestError("grow_optimizer: new_model has no record of a growth step; pass growth=plan_growth(…)")
 
 
-def _between(old_model: nn.Module, new_model: nn.Module, method: str, seed: int, noise: float) -> Growth:
-    """The step from one model to the other, whose layers have the same names."""
-    new, steps = dict(pattention_layers(new_model)), {}
-    for name, layer in pattention_layers(old_model):
-        if new[name].num_tokens != layer.num_tokens:
-            steps[name] = LayerGrowth.by(method, layer.num_tokens, new[name].num_tokens, key_size(layer))
-    return Growth(method, seed, noise, steps)
+def _between(old_model: nn.Module, new_model: nn.Module, record: Mapping[str, Any]) -> Growth:
+    """The step from one model to the other, from what the larger one's record says of it."""
+    method, depth = record["method"], None
+    if "blocks" in record:
+        depth = DepthGrowth(**record["blocks"], stack=find_stack(new_model)[0])
+    growth = Growth(method, record["seed"], record["noise"], {}, depth)
+    old = dict(pattention_layers(old_model))
+    for name, layer in pattention_layers(new_model):
+        before, new = growth.origin(name)
+        if not new and layer.num_tokens != old[before].num_tokens:
+            step = LayerGrowth.by(method, old[before].num_tokens, layer.num_tokens, key_size(layer))
+            growth.layers[before] = step
+    return growth
+
+
+@dataclass(frozen=True)
+class Heir:
+    """A parameter of the grown model. `new`: it is in a new block, and stands beside the one it is made from."""
+
+    name: str
+    parameter: Tensor
+    new: bool
+
+
+def _heirs(new_model: nn.Module, growth: Growth) -> dict[str, list[Heir]]:
+    """What has become of every parameter, by its name before: itself first, then those made from it."""
+    found: dict[str, list[Heir]] = {}
+    for name, parameter in new_model.named_parameters():
+        before, new = growth.origin(name)
+        found.setdefault(before, []).append(Heir(name, parameter, new))
+    return {before: sorted(heirs, key=lambda heir: heir.new) for before, heirs in found.items()}
+
+
+def _shared_out(
+    state: dict[str, Any], before: str, heirs: list[Heir], growth: Growth, moments: Mapping[str, Moment]
+) -> Iterator[tuple[Heir, dict[str, Any]]]:
+    """The state of every heir of a parameter that was called `before`; those in fresh blocks have none."""
+    for heir in heirs:
+        if not heir.new:
+            yield heir, state
+        elif growth.copies(before):
+            yield heir, copied_state(state, moments)
 
 
 def _grow_live(optimizer: Optimizer, old_model: nn.Module, new_model: nn.Module, growth: Growth) -> Optimizer:
     # Everything that can be refused is refused before the first state is touched.
-    rules = _rules_of(optimizer, old_model, new_model, growth)
-    names = _names_of(old_model)
-    new_parameters = dict(new_model.named_parameters())
-    target = optimizer if old_model is new_model else _remade(optimizer, names, new_parameters)
+    heirs, in_place = _heirs(new_model, growth), old_model is new_model
+    names = {found[0].parameter: before for before, found in heirs.items()} if in_place else _names_of(old_model)
+    rules, moments = _rules_of(optimizer, names, growth), moments_of(_unwrapped(optimizer))
+    held = [[heir.parameter for p in group["params"] for heir in heirs[names[p]]] for group in optimizer.param_groups]
+    if growth.depth is not None:
+        # In the order of the model, in which a Trainer that resumes makes its groups.
+        place: dict[Tensor, int] = {p: i for i, p in enumerate(new_model.parameters())}
+        held = [sorted(parameters, key=place.__getitem__) for parameters in held]
+    if in_place:
+        target = optimizer
+        for group, parameters in zip(optimizer.param_groups, held, strict=True):
+            group["params"][:] = parameters
+    else:
+        target = _remade(optimizer, held)
     for p, rules_of_p in rules.items():
-        # When grown in place, each old state is freed before the next one is made.
-        target.state[new_parameters[names[p]]] = grown_state(optimizer.state[p], rules_of_p)
-    rates_follow(target, _names_of(new_model), growth)
+        # When grown in place, each old state is freed before the next one is made. Otherwise the old optimizer may go
+        # on, and must not step on states of the new one.
+        old = optimizer.state[p]
+        kept = (
+            old
+            if in_place
+            else {key: value if key in rules_of_p else copy.deepcopy(value) for key, value in old.items()}
+        )
+        grown = grown_state(kept, rules_of_p)
+        for heir, state in _shared_out(grown, names[p], heirs[names[p]], growth, moments):
+            target.state[heir.parameter] = state
+    rates_follow(target, {heir.parameter: before for before, found in heirs.items() for heir in found}, growth)
     return target
 
 
-def _rules_of(
-    optimizer: Optimizer, old_model: nn.Module, new_model: nn.Module, growth: Growth
-) -> dict[Tensor, dict[str, Rule]]:
-    """By parameter, how each of its states follows."""
-    names = _names_of(old_model)
+def _rules_of(optimizer: Optimizer, names: Mapping[Tensor, str], growth: Growth) -> dict[Tensor, dict[str, Rule]]:
+    """By parameter, how each of its states follows. `names` are those from before the step."""
     if isinstance(_unwrapped(optimizer), LBFGS):
         raise BadRequestError(
             f"grow_optimizer: LBFGS keeps all parameters in one vector, which cannot grow; use {FOLLOWING}"
@@ -99,11 +151,8 @@ def _rules_of(
             f"grow_optimizer: the optimizer holds {strangers} parameters that are not old_model's; give the model it "
             "was made for"
         )
-    new_parameters = dict(new_model.named_parameters())
     moments = moments_of(_unwrapped(optimizer))
-    return {
-        p: rules_for(names[p], state, new_parameters[names[p]], growth, moments) for p, state in optimizer.state.items()
-    }
+    return {p: rules_for(names[p], state, p, growth, moments) for p, state in optimizer.state.items()}
 
 
 def _names_of(model: nn.Module) -> dict[Tensor, str]:
@@ -116,12 +165,10 @@ def _unwrapped(optimizer: Optimizer) -> Optimizer:
     return inner if isinstance(inner, Optimizer) else optimizer
 
 
-def _remade(wrapper: Any, names: dict[Tensor, str], new_parameters: Mapping[str, Tensor]) -> Optimizer:
-    """A new optimizer of the same class and settings, and in the same wrapper, for other parameters."""
+def _remade(wrapper: Any, held: list[list[Tensor]]) -> Optimizer:
+    """A new optimizer of the same class and settings, and in the same wrapper, for other parameters, by group."""
     optimizer: Any = _unwrapped(wrapper)
-    groups = [
-        {**group, "params": [new_parameters[names[p]] for p in group["params"]]} for group in wrapper.param_groups
-    ]
+    groups = [{**group, "params": held_here} for group, held_here in zip(wrapper.param_groups, held, strict=True)]
     # The groups carry most settings, and the constructor only checks them. The others are attributes; those of
     # bitsandbytes are in its `args`.
     more = getattr(getattr(optimizer, "args", None), "__dict__", {})
@@ -142,17 +189,22 @@ def _remade(wrapper: Any, names: dict[Tensor, str], new_parameters: Mapping[str,
 
 
 def _grow_state_dict(state_dict: Mapping[str, Any], new_model: nn.Module, growth: Growth) -> dict[str, Any]:
-    parameters = dict(new_model.named_parameters())
-    grown = {}
-    for name, state in state_dict.get("state", {}).items():
-        if not isinstance(name, str):
+    heirs = _heirs(new_model, growth)
+    grown: dict[str, Any] = {}
+    for before, state in state_dict.get("state", {}).items():
+        if not isinstance(before, str):
             raise BadRequestError(
-                f"grow_optimizer: the state dict is keyed by {name!r}, not by parameter names; save it with "
+                f"grow_optimizer: the state dict is keyed by {before!r}, not by parameter names; save it with "
                 "torch.distributed.checkpoint.state_dict.get_optimizer_state_dict"
             )
-        if name not in parameters:
+        if before not in heirs:
             raise BadRequestError(
-                f"grow_optimizer: the state has {name!r}, new_model does not; {did_you_mean(name, parameters)}"
+                f"grow_optimizer: the state has {before!r}, new_model does not; {did_you_mean(before, heirs)}"
             )
-        grown[name] = grown_state(state, rules_for(name, state, parameters[name], growth, MOMENTS))
-    return {**state_dict, "state": grown}
+        followed = grown_state(state, rules_for(before, state, heirs[before][0].parameter, growth, MOMENTS))
+        grown |= {heir.name: one for heir, one in _shared_out(followed, before, heirs[before], growth, MOMENTS)}
+    groups = [
+        {**group, "params": [heir.name for before in group["params"] for heir in heirs[before]]}
+        for group in state_dict.get("param_groups", ())
+    ]
+    return {**state_dict, "state": grown, **({"param_groups": groups} if groups else {})}

@@ -1,20 +1,24 @@
 """What a growth step will do, decided and checked before a number moves.
 
-Enters: a model and a request (a factor, token counts, or the name of a preset). Leaves: a Growth, which names
-every layer with its token counts before and after; or a one-line error, with the model untouched.
+Enters: a model and a request (a factor, token counts, a depth, or the name of a preset). Leaves: a Growth, which names
+every layer with its token counts before and after, and says which blocks are new; or a one-line error, with the model
+untouched.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from ..errors import BadRequestError, did_you_mean
 from ..models import TokenFormerBaseConfig, growth_records
+from ..models.adopted import blocks_of
+from ..models.blocks import NEW_BLOCKS, NEW_BLOCKS_AT, BlockGrowth, NewBlocks, NewBlocksAt
+from ..models.config import MOST_LAYERS
 from ..pattention import Pattention, pattention_layers
 from ..pattention.functional import ACTIVATIONS
 
@@ -47,14 +51,56 @@ class LayerGrowth:
         return self.after - self.copies * self.before
 
 
+@dataclass(frozen=True, kw_only=True)
+class DepthGrowth(BlockGrowth):
+    """More blocks in a model, where their list is called `stack`."""
+
+    stack: str
+
+
 @dataclass(frozen=True)
 class Growth:
-    """One growth step of a model. `noise` is the size of split's random parts, in units of the values' scale."""
+    """One growth step of a model. `noise` is the size of split's random parts, in units of the values' scale.
+
+    layers: how the tokens of each layer grow, by its name before the step. depth: how the number of blocks does.
+    """
 
     method: str
     seed: int
     noise: float
     layers: dict[str, LayerGrowth]
+    depth: DepthGrowth | None = None
+
+    @property
+    def label(self) -> str:
+        """The method, as people read it."""
+        return " + ".join([self.method] * bool(self.layers) + ["depth"] * (self.depth is not None))
+
+    def origin(self, name: str) -> tuple[str, bool]:
+        """What a module or parameter of the grown model was called before, and whether its block is new.
+
+        The name of one in a new block is that of what it is made from.
+        """
+        if self.depth is None or not name.startswith(f"{self.depth.stack}."):
+            return name, False
+        block, _, rest = name.removeprefix(f"{self.depth.stack}.").partition(".")
+        old, new = self.depth.origins[int(block)]
+        return f"{self.depth.stack}.{old}.{rest}", new
+
+    def copies(self, name: str) -> bool:
+        """Whether copies are made of a module or parameter, by its name before."""
+        if self.depth is None or self.depth.new_blocks == "fresh" or not name.startswith(f"{self.depth.stack}."):
+            return False
+        block = int(name.removeprefix(f"{self.depth.stack}.").partition(".")[0])
+        return (block, True) in self.depth.origins
+
+    def to_record(self) -> dict[str, Any]:
+        """What a model keeps of the step, beside its token counts."""
+        step: dict[str, Any] = {"method": self.method, "seed": self.seed, "noise": self.noise}
+        if self.depth is not None:
+            step["blocks"] = asdict(self.depth)
+            del step["blocks"]["stack"]
+        return step
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -64,7 +110,8 @@ class Growth:
     def from_dict(cls, data: Mapping[str, Any]) -> "Growth":
         """The inverse of `to_dict`."""
         layers = {name: LayerGrowth(**layer) for name, layer in data["layers"].items()}
-        return cls(data["method"], data["seed"], data["noise"], layers)
+        depth = data.get("depth")
+        return cls(data["method"], data["seed"], data["noise"], layers, depth and DepthGrowth(**depth))
 
 
 def plan_growth(
@@ -73,6 +120,9 @@ def plan_growth(
     *,
     num_tokens: Mapping[str, int] | int | None = None,
     to: str | None = None,
+    depth: int | None = None,
+    new_blocks: str = "copy",
+    new_blocks_at: str = "after_each",
     method: str | None = None,
     seed: int = 0,
     noise: float = 1.0,
@@ -91,14 +141,17 @@ def plan_growth(
         raise BadRequestError(f"grow: noise={noise} was given; a number from 0 on is needed")
     if not -(2**63) <= seed < 2**63:
         raise BadRequestError(f"grow: seed={seed} was given; it has at most 64 bits")
+    _check_sizes(factor=factor, num_tokens=num_tokens, to=to, depth=depth)
     check_growable(model, method)
     layers = dict(pattention_layers(model))
     if not layers:
         raise BadRequestError(f"grow: {type(model).__name__} has no Pattention layer")
-    targets = _targets(model, layers, factor, num_tokens, to)
-    return Growth(
-        method, seed, noise, {name: _plan_layer(name, layers[name], n, method) for name, n in targets.items()}
-    )
+    if to is not None:
+        depth, num_tokens = _preset_sizes(find_config(model), to)
+    targets = _targets(model, layers, factor, num_tokens)
+    deeper = None if depth is None else _plan_depth(model, depth, new_blocks, new_blocks_at)
+    planned = {name: _plan_layer(name, layers[name], n, method) for name, n in targets.items()}
+    return Growth(method, seed, noise, planned, deeper)
 
 
 def best_method(model: nn.Module) -> str:
@@ -143,33 +196,48 @@ def find_config(model: nn.Module) -> TokenFormerBaseConfig | None:
     return None
 
 
+def _check_sizes(*, depth: int | None, **tokens: Any) -> None:
+    """Refuse a request that says no size, or two for the same thing."""
+    given = [name for name, value in tokens.items() if value is not None]
+    if len(given) > 1 or (not given and depth is None) or (given == ["to"] and depth is not None):
+        given += ["depth"] * (depth is not None)
+        raise BadRequestError(
+            f"grow: {' and '.join(given) or 'no size'} was given; give one of factor=2, num_tokens={{…}}, to='354m', "
+            "depth=8; depth may stand beside one of the first two"
+        )
+
+
+def find_stack(model: nn.Module) -> tuple[str, nn.ModuleList]:
+    """The list of a model's blocks with its name, or a one-line error if no block can be added exactly."""
+    records = growth_records(model)
+    if len(records) != 1:
+        found = f"{type(model).__name__} holds {len(records)} of them" if records else f"{type(model).__name__} is none"
+        raise BadRequestError(f"grow: depth= is for one TokenFormer or adopted model, and {found}; grow its tokens")
+    ((part, record),) = records
+    stack = part.base_model.get_submodule(blocks_of(part, record).stack)
+    return next(name for name, module in model.named_modules() if module is stack), stack
+
+
 def _targets(
     model: nn.Module,
     layers: dict[str, Pattention],
     factor: float | None,
     num_tokens: Mapping[str, int] | int | None,
-    to: str | None,
 ) -> dict[str, int]:
     """The new token count of each layer; layers that keep theirs are left out."""
-    given = [name for name, value in (("factor", factor), ("num_tokens", num_tokens), ("to", to)) if value is not None]
-    if len(given) != 1:
-        raise BadRequestError(
-            f"grow: {' and '.join(given) or 'no size'} was given; give one of factor=2, num_tokens={{…}}, to='354m'"
-        )
     if factor is not None:
         if not factor > 1:
             raise BadRequestError(f"grow: factor={factor} was given; it must be larger than 1")
         if factor == math.inf:
             raise BadRequestError(f"grow: factor={factor} was given; a finite factor is needed")
         return {name: round(layer.num_tokens * factor) for name, layer in layers.items()}
-    config = find_config(model)
-    if to is not None:
-        num_tokens = _preset_tokens(config, to)
+    if num_tokens is None:
+        return {}
     if isinstance(num_tokens, int):
         return dict.fromkeys(layers, num_tokens)
-    assert num_tokens is not None
     if not num_tokens:
         raise BadRequestError("grow: num_tokens is empty; name at least one size")
+    config = find_config(model)
     targets: dict[str, int] = {}
     for key, count in num_tokens.items():
         for name in layers_called(key, layers, config):
@@ -177,22 +245,52 @@ def _targets(
     return targets
 
 
-def _preset_tokens(config: TokenFormerBaseConfig | None, to: str) -> dict[str, int]:
-    """The counts that a preset changes, if it has this model's width and depth."""
+def _preset_sizes(config: TokenFormerBaseConfig | None, to: str) -> tuple[int | None, dict[str, int] | None]:
+    """The depth and the token counts that a preset of this model's width changes; None of what it does not change."""
     if config is None:
         raise BadRequestError(f"grow: to={to!r} needs a TokenFormer model; give factor= or num_tokens= instead")
     target = type(config).preset(to)
-    for field in ("hidden_size", "num_hidden_layers", "num_attention_heads"):
+    for field in ("hidden_size", "num_attention_heads"):
         have, want = getattr(config, field), getattr(target, field)
         if have != want:
             raise BadRequestError(
-                f"grow: preset {to!r} has {field}={want}, this model has {have}; growth only adds tokens, so choose a "
-                "preset of the same width and depth"
+                f"grow: preset {to!r} has {field}={want}, this model has {have}; growth adds tokens and blocks, so "
+                "choose a preset of the same width and heads"
             )
+    depth = None if target.num_hidden_layers == config.num_hidden_layers else target.num_hidden_layers
     changed = {role: n for role, n in target.num_tokens.items() if n != config.num_tokens[role]}
-    if not changed:
-        raise BadRequestError(f"grow: the model already has the token counts of preset {to!r}")
-    return changed
+    if not changed and depth is None:
+        raise BadRequestError(f"grow: the model already has the size of preset {to!r}")
+    return depth, changed or None
+
+
+def _plan_depth(model: nn.Module, depth: int, new_blocks: str, new_blocks_at: str) -> DepthGrowth:
+    for option, value, known in (
+        ("new_blocks", new_blocks, NEW_BLOCKS),
+        ("new_blocks_at", new_blocks_at, NEW_BLOCKS_AT),
+    ):
+        if value not in known:
+            raise BadRequestError(f"grow: {option}={value!r} is not known; {did_you_mean(value, known)}")
+    name, stack = find_stack(model)
+    if not isinstance(depth, int) or depth < len(stack):
+        raise BadRequestError(
+            f"grow: the model has {len(stack)} blocks and depth={depth} was given; growth cannot shrink"
+        )
+    if depth == len(stack):
+        raise BadRequestError(f"grow: the model already has {depth} blocks; ask for more, or leave depth out")
+    if depth > MOST_LAYERS:
+        raise BadRequestError(f"grow: depth={depth} was given; at most {MOST_LAYERS} blocks are possible")
+    for inner, module in stack.named_modules():
+        if hasattr(module, "base_layer"):  # of peft, which knows its adapters by the names of what they are on
+            raise BadRequestError(
+                f"grow: {name}.{inner} has an adapter, which blocks cannot move; merge it first (merge_and_unload)"
+            )
+        for key, parameter in module.named_parameters(recurse=False):
+            if isinstance(parameter, DTensor):
+                raise BadRequestError(
+                    f"grow: {name}.{inner}.{key} is sharded over devices; grow the full model or a checkpoint of it"
+                )
+    return DepthGrowth(len(stack), depth, cast(NewBlocks, new_blocks), cast(NewBlocksAt, new_blocks_at), stack=name)
 
 
 def layers_called(key: str, layers: dict[str, Pattention], config: TokenFormerBaseConfig | None) -> list[str]:

@@ -5,6 +5,7 @@ same model with those modules in place, empty, for their weights to be loaded. a
 load such models; their configuration holds the record as `config.adopted`.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from transformers import PreTrainedModel
 from ..errors import BadFileError, BadRequestError
 from ..pattention import Pattention
 from ..pattention.module import set_submodule
+from .blocks import BlockGrowth, Blocks, host_blocks, record_depth
 from .config import TokenFormerBaseConfig
 
 # Where config.json of version 0.1 has the record: in `quantization_config`, under this method of quantisation.
@@ -73,7 +75,7 @@ class Adopted:
     norms: name -> width, eps, centred of the EqualLength that replaced it.
     removed: modules whose work a Pattention does as well, each replaced by an identity.
     ballast: how the norm is kept constant, see adoption/fold.py.
-    growth: one entry per growth step: method, seed, noise.
+    growth: one entry per growth step: method, seed, noise; of growth in depth, blocks.
     """
 
     layers: dict[str, dict[str, Any]]
@@ -143,10 +145,28 @@ class Adopted:
                 raise BadRequestError(f"grow: {name} was adopted, and {found} is in its place now; put the layer back")
 
     def record_growth(self, model: PreTrainedModel, step: dict[str, Any]) -> None:
-        """Note a growth step of `model`, and its new token counts."""
+        """Note a growth step of `model`, its new token counts and its depth."""
+        if "blocks" in step:
+            growth, stack = BlockGrowth(**step["blocks"]), host_blocks(model.config).stack
+            record_depth(model.config, growth)
+            self.layers = {name: dict(self.layers[old]) for name, old in _moved(self.layers, stack, growth)}
+            self.norms = {name: dict(self.norms[old]) for name, old in _moved(self.norms, stack, growth)}
+            self.removed = [name for name, _ in _moved(self.removed, stack, growth)]
         for name, entry in self.layers.items():
             entry["num_tokens"] = model.base_model.get_submodule(name).num_tokens
         self.growth.append(step)
+
+
+def _moved(names: Iterable[str], stack: str, growth: BlockGrowth) -> Iterator[tuple[str, str]]:
+    """After growth in depth: the names of modules that have become of these, each with the one it came from."""
+    for name in names:
+        block, _, rest = name.removeprefix(f"{stack}.").partition(".")
+        if not name.startswith(f"{stack}."):
+            yield name, name
+            continue
+        for i, (origin, _) in enumerate(growth.origins):
+            if str(origin) == block:
+                yield f"{stack}.{i}.{rest}", name
 
 
 def record_of(config: Any) -> Adopted | None:
@@ -170,7 +190,8 @@ def growth_records(model: nn.Module) -> list[tuple[Any, TokenFormerBaseConfig | 
     """The models within a module that keep account of their growth, each with its record.
 
     A TokenFormer's record is its configuration, and an adopted model's is `Adopted`. Both have `growth_history`,
-    `growth_method`, `check_growth` and `record_growth`, which is all that growth asks of them.
+    `growth_method`, `check_growth` and `record_growth`, which is all that growth asks of them. `blocks_of` has what
+    growth in depth asks.
     """
     found: dict[int, tuple[Any, TokenFormerBaseConfig | Adopted]] = {}
     for module in model.modules():
@@ -180,6 +201,11 @@ def growth_records(model: nn.Module) -> list[tuple[Any, TokenFormerBaseConfig | 
         elif isinstance(module, PreTrainedModel) and (record := record_of(config)) is not None:
             found.setdefault(id(config), (module, record))
     return list(found.values())
+
+
+def blocks_of(model: Any, record: TokenFormerBaseConfig | Adopted) -> Blocks:
+    """Where the blocks of a model with this record are; a one-line error if none can be added exactly."""
+    return record.blocks if isinstance(record, TokenFormerBaseConfig) else host_blocks(model.config)
 
 
 def forget_plans(model: PreTrainedModel) -> None:

@@ -201,11 +201,22 @@ def render_card(model: PreTrainedModel, facts: CardFacts) -> str:
 
 
 def growth_steps(config: TokenFormerBaseConfig) -> list[str]:
-    """One line for each growth step: the method, the seed, and the token counts before and after."""
-    return [
-        f"{step['method']} (seed {step['seed']}): {_counts(config, step['before'])} -> {_counts(config, step['after'])}"
-        for step in config.growth_history or []
-    ]
+    """One line for each growth step: the method, the seed, and the token counts and blocks before and after."""
+    return [_growth_step(step, config) for step in config.growth_history or []]
+
+
+def _growth_step(step: dict[str, Any], config: TokenFormerBaseConfig | None = None) -> str:
+    """An adopted model has no configuration of ours, and its steps say nothing of token counts."""
+    blocks, parts = step.get("blocks"), []
+    if config is None:
+        parts.append(f"{step['method']} (seed {step['seed']})")
+    elif step["before"] != step["after"]:
+        counts = f"{_counts(config, step['before'])} -> {_counts(config, step['after'])}"
+        parts.append(f"{step['method']} (seed {step['seed']}): {counts}")
+    if blocks is not None:
+        where = blocks["new_blocks_at"].replace("_", " ")
+        parts.append(f"{blocks['before']} -> {blocks['after']} blocks ({blocks['new_blocks']}, {where})")
+    return ", ".join(parts)
 
 
 def _counts(config: TokenFormerBaseConfig, tokens: dict[str, int]) -> str:
@@ -303,10 +314,7 @@ def _auto_class(model: PreTrainedModel) -> str:
 
 
 def _growth(config: Any, record: Adopted | None) -> str:
-    if record is None:
-        steps = growth_steps(config)
-    else:
-        steps = [f"{step['method']} (seed {step['seed']})" for step in record.growth]
+    steps = growth_steps(config) if record is None else [_growth_step(step) for step in record.growth]
     return "\n".join(f"{i}. {step}" for i, step in enumerate(steps, start=1)) or "It has not been grown."
 
 

@@ -16,6 +16,7 @@ from ..errors import BadRequestError, did_you_mean
 from ..pattention import KINDS, pattention_layers
 from ..pattention.functional import ACTIVATIONS
 from ..pattention.operator import check_form
+from .blocks import BlockGrowth, Blocks, record_depth
 
 
 def _shape(width: int, depth: int, heads: int, tokens: int, **more: Any) -> dict[str, Any]:
@@ -83,7 +84,8 @@ MOST_LAYERS = 1024
 class TokenFormerBaseConfig(PreTrainedConfig):
     """What the configurations of all TokenFormers have in common.
 
-    Growth changes `qkv_tokens`, `out_tokens` and `ffn_tokens`, adds to `growth_history`, and leaves the rest alone.
+    Growth changes `qkv_tokens`, `out_tokens`, `ffn_tokens` and, in depth, `num_hidden_layers`; it adds to
+    `growth_history`, and leaves the rest alone.
 
     Attributes:
         hidden_size: width of the model.
@@ -101,7 +103,8 @@ class TokenFormerBaseConfig(PreTrainedConfig):
         initializer_range: standard deviation of new keys and of the embedding; None for 1 / √width, which trains
             better than the paper's 0.02 (docs/decisions.md).
         value_initializer_range: standard deviation of new value tokens; None for the paper's 2 / (layers · √width).
-        growth_history: one entry per growth step: method, seed, token counts before and after.
+        growth_history: one entry per growth step: method, seed, token counts before and after, and blocks if it was in
+            depth.
     """
 
     # The style "parameter_tokens" is ours: see base.py.
@@ -163,12 +166,19 @@ class TokenFormerBaseConfig(PreTrainedConfig):
         """Parameter tokens by role."""
         return {role: getattr(self, f"{role}_tokens") for role in self.token_roles}
 
+    @property
+    def blocks(self) -> Blocks:
+        """Where the blocks are, and what in them writes to the stream of hidden states."""
+        return Blocks("layers", (("attention.out",), ("ffn",)))
+
     def check_growth(self, model: nn.Module, method: str) -> None:
         """Nothing to refuse: a TokenFormer grows by every method. Adopted models do not; see adopted.py."""
 
     def record_growth(self, model: nn.Module, step: dict[str, Any]) -> None:
-        """Note a growth step of `model`, and its new token counts."""
+        """Note a growth step of `model`, its new token counts and its depth."""
         before = self.num_tokens
+        if "blocks" in step:
+            record_depth(self, BlockGrowth(**step["blocks"]))
         for name, layer in pattention_layers(model):
             for role, suffixes in self.token_roles.items():
                 if name.rpartition(".")[2] in suffixes:

@@ -91,9 +91,14 @@ class TokenFormerAttention(nn.Module):
 class DropPath(nn.Module):
     """Stochastic depth: in training a branch is left out for a share `rate` of the rows, and scaled up for the rest."""
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, config: TokenFormerBaseConfig, layer_idx: int) -> None:
         super().__init__()
-        self.rate = rate
+        self.config, self.layer_idx = config, layer_idx
+
+    @property
+    def rate(self) -> float:
+        """Of this block in a model of the depth that it has now."""
+        return self.config.drop_path(self.layer_idx)
 
     def forward(self, branch: Tensor) -> Tensor:
         if not self.training or not self.rate:
@@ -115,7 +120,7 @@ class TokenFormerLayer(GradientCheckpointingLayer):
         self.attention = TokenFormerAttention(config, layer_idx)
         self.ffn_norm = BlockNorm(d, eps, elementwise_affine=affine)
         self.ffn = new_pattention(config, config.ffn_tokens)
-        self.drop_path = DropPath(config.drop_path(layer_idx))
+        self.drop_path = DropPath(config, layer_idx)
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
         hidden_states = hidden_states + self.drop_path(self.attention(self.attention_norm(hidden_states), **kwargs)[0])

@@ -31,8 +31,9 @@ def describe(recipe: Recipe) -> Iterator[tuple[str, dict[str, str]]]:
         yield (
             f"stage {stage.number} of {len(ladder.stages)}",
             {
-                "growth": stage.growth.method if stage.growth else "-",
+                "growth": stage.growth.label if stage.growth else "-",
                 "parameters": f"{stage.parameters:,}",
+                "blocks": f"{stage.config.num_hidden_layers:,}",
                 "tokens per layer": ", ".join(f"{role} {n:,}" for role, n in stage.config.num_tokens.items()),
                 f"FLOPs {data.per_unit}": f"{forward:.3g} forward, {training:.3g} training",
                 "steps": f"{stage.steps:,} ({stage.start:,} to {stage.end:,})",

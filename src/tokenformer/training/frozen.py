@@ -1,9 +1,9 @@
 """Rows that an optimizer must not move, or not yet as far as the others. On whole tensors and on shards of them.
 
-FrozenRows is for training only new tokens: the old ones, and everything that is not a token, get no gradient (a
-Pattention does not even compute it), and are put back after every optimizer step, so that neither weight decay nor
-momentum moves them by a bit. RisingRows is for the first steps after growth. Adam has not seen a gradient of the new
-tokens yet, divides each by its own size, and would move all of them by the whole rate at once.
+FrozenRows is for training only new tokens and blocks: old tokens, and everything in old blocks that is not a token, get
+no gradient (a Pattention does not even compute it), and are put back after every optimizer step, so that neither weight
+decay nor momentum moves them by a bit. RisingRows is for the first steps after growth. Adam has not seen a gradient of
+the new tokens yet, divides each by its own size, and would move all of them by the whole rate at once.
 """
 
 import torch
@@ -21,7 +21,10 @@ class FrozenRows:
         self._held: list[tuple[nn.Parameter, int, Tensor]] = []
         for name, parameter in model.named_parameters():
             layer, _, kind = name.rpartition(".")
-            step = growth.layers.get(layer)
+            before, new = growth.origin(layer)
+            if new:
+                continue
+            step = growth.layers.get(before)
             if step is None or kind == "bias":
                 parameter.requires_grad_(False)
                 continue
@@ -45,15 +48,18 @@ class FrozenRows:
 
 
 class RisingRows:
-    """The rows that `growth` appended, each step of which is cut down to a share of itself."""
+    """The rows that `growth` appended, and its new blocks, each step of which is cut down to a share of itself."""
 
     def __init__(self, model: nn.Module, growth: Growth) -> None:
-        self._first: dict[nn.Parameter, int] = {}  # of the appended rows, the first that this process holds
+        self._first: dict[nn.Parameter, int] = {}  # of the new rows, the first that this process holds
         self._before: list[Tensor] = []
         for name, parameter in model.named_parameters():
             layer, _, kind = name.rpartition(".")
-            step = growth.layers.get(layer)
-            if step is not None and step.appended and kind != "bias":
+            before, new = growth.origin(layer)
+            step = growth.layers.get(before)
+            if new:
+                self._first[parameter] = 0
+            elif step is not None and step.appended and kind != "bias":
                 self._first[parameter] = local_rows(parameter, step.after - step.appended)
 
     def _rows(self) -> list[Tensor]:

@@ -315,7 +315,7 @@ def _measure_growth(run: Run, stage: Stage, trainer: LadderTrainer) -> None:
             "growth",
             stage.number,
             stage.start,
-            method=stage.growth.method,
+            method=stage.growth.label,
             parameters_before=before["parameters"],
             **{f"{name}_before": before.get(name) for name in after},
             **{f"{name}_after": value for name, value in after.items()},

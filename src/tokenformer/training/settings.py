@@ -18,6 +18,7 @@ from typing_extensions import Self
 from ..data.base import ONLY_FOR_IMAGES, ONLY_FOR_TEXT
 from ..growth.plan import Method
 from ..models import TokenFormerConfig, TokenFormerVisionConfig
+from ..models.blocks import NewBlocks, NewBlocksAt
 from ..schema import (
     Count,
     CountFromZero,
@@ -103,7 +104,7 @@ TextModel, ImageModel = (
 class StageSettings(Section):
     """One stage: how the model grows into it (not for the first), its budget, and what differs from the ladder's.
 
-    factor, to, num_tokens: how large the model becomes, as `tokenformer.grow` takes them.
+    factor, to, num_tokens, depth: how large the model becomes, as `tokenformer.grow` takes them.
     learning_rate: from this stage on; as before if None.
     """
 
@@ -112,8 +113,11 @@ class StageSettings(Section):
     factor: float | None = None
     to: str | None = None
     num_tokens: dict[str, int] | None = None
+    depth: Count | None = None
     steps: Count | None = None
     method: Method | None = None
+    new_blocks: NewBlocks | None = None
+    new_blocks_at: NewBlocksAt | None = None
     adam: Literal["carry", "reset"] | None = None
     trains: Literal["all", "new"] | None = None
     learning_rate: Positive | None = None
@@ -162,9 +166,10 @@ class GrowthSettings(Section):
     """The ladder. Without stages the model trains for training.max_steps and does not grow.
 
     method: if None it becomes rotate, or split for the kinds of Pattention of which rotate is not exact.
+    new_blocks, new_blocks_at: of growth in depth, as `tokenformer.grow` takes them.
     adam: whether Adam's moments are carried across growth or start afresh.
-    trains: whether all tokens are trained after growth or only the new ones.
-    new_token_warmup: steps after growth over which the rate of appended tokens rises to that of the others.
+    trains: whether all tokens and blocks are trained after growth or only the new ones.
+    new_token_warmup: steps after growth over which the rate of new tokens and blocks rises to that of the others.
     noise, seed: of the method, as `tokenformer.grow` takes them; each stage draws from a seed of its own.
     schedule: wsd, one warm-up, a constant rate and one decay over the ladder; or cosine, a warm-up and a decay for each
         stage. wsd for a ladder and cosine without growth if None.
@@ -180,6 +185,8 @@ class GrowthSettings(Section):
     method: Method | None = None
     noise: NotNegative = 1.0
     seed: Seed = 0
+    new_blocks: NewBlocks = "copy"
+    new_blocks_at: NewBlocksAt = "after_each"
     adam: Literal["carry", "reset"] = "carry"
     trains: Literal["all", "new"] = "all"
     new_token_warmup: CountFromZero = 50
@@ -200,9 +207,11 @@ class GrowthSettings(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         for i, stage in enumerate(self.stages):
-            sizes = [key for key in ("factor", "to", "num_tokens") if getattr(stage, key) is not None]
-            if len(sizes) != (0 if i == 0 else 1):
-                rule = "the first stage has the model's own size" if i == 0 else "give one of factor, to, num_tokens"
+            sizes = [key for key in ("factor", "to", "num_tokens", "depth") if getattr(stage, key) is not None]
+            beside = len(sizes) == 2 and "depth" in sizes and "to" not in sizes
+            if sizes if i == 0 else len(sizes) != 1 and not beside:
+                rule = "give one of factor, to, num_tokens, depth; depth may stand beside factor or num_tokens"
+                rule = rule if i else "the first stage has the model's own size"
                 raise ValueError(f"stages[{i}] has {' and '.join(sizes) or 'no size'}; {rule}")
         if self.trigger == "plateau" and len(self.stages) < 2:
             raise ValueError("trigger is plateau, and there is no second stage to grow into")
