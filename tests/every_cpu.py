@@ -26,7 +26,7 @@ SETTINGS = {
 CHOOSING = {name for variables in SETTINGS.values() for name in variables}
 TESTS = (
     *("pattention", "pattention_forms", "pattention_module", "replace_linears", "nn", "presets"),
-    *("growth", "growth_optimizer", "vision_growth", "golden_losses", "language_model", "vision_model"),
+    *("growth", "growth_depth", "growth_optimizer", "vision_growth", "golden_losses", "language_model", "vision_model"),
     *("adoption", "adoption_saved", "official", "augment", "training_average"),
 )
 

@@ -106,6 +106,7 @@ def test_an_adopted_model_names_its_original_and_keeps_its_licence(tmp_path):
     card = card_of(tmp_path / "grown")
     assert card.data.pipeline_tag == "text-generation"
     assert "# An adopted gpt_neox" in card.text
+    assert 'grow(model, factor=2, method="rotate")' in card.text  # which is exact here, and trains best
     assert "1. split (seed 3)" in card.text
     assert "parameter tokens in each `layers.*.mlp" in card.text
 

@@ -294,7 +294,7 @@ def _describe_adopted(model: PreTrainedModel, record: Adopted) -> dict[str, str]
     return {
         "title": f"An adopted {model.config.model_type}",
         "loader": _auto_class(model),
-        "method": "split",
+        "method": record.growth_method,
         "summary": "Some layers of this model are attentions over learnable parameter tokens (Pattention). When they "
         "replaced the original's layers they computed the same, and the model can be grown by appending tokens without "
         "changing what it computes.",

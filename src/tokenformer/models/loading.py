@@ -140,11 +140,16 @@ def read_model(
 
 
 def _check_memory(folder: str | os.PathLike, kind: Any, config: Any, dtype: Any) -> None:
-    """Refuse a model that this machine cannot hold, before the system ends the process for trying."""
+    """Refuse a model that this machine cannot hold, before the system ends the process for trying.
+
+    A class of ours that cannot be built is a fault of ours; in others whatever it is, loading says it better.
+    """
     try:
         with torch.device("meta"):
             model = (kind.from_config if hasattr(kind, "from_config") else kind)(copy.deepcopy(config))
-    except Exception:  # whatever it is, loading says it better
+    except Exception:
+        if type(config) in MODELS:
+            raise
         return
     dtype = dtype if isinstance(dtype, torch.dtype) else config.dtype or torch.float32
     said = f"the model in {folder}, of {model.num_parameters():,} parameters,"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import BadRequestError, BadResultError, one_line
+from .base import TokenFormerPreTrainedModel
 
 LENGTH = 64  # tokens in a sequence, at most
 
@@ -79,6 +80,8 @@ def call_once(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Tensor:
     try:
         return model(**inputs, return_dict=True)[0]
     except Exception as error:  # a model may raise anything when it is given inputs that it cannot take
+        if isinstance(model, TokenFormerPreTrainedModel):  # whose inputs are made here
+            raise
         raise BadRequestError(
             f"{type(model).__name__} could not be called with {', '.join(inputs)} to compare before and after: "
             f"{one_line(error)}; give adopt(inputs=…) what fits, or do not verify"
