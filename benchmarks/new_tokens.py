@@ -14,7 +14,7 @@ from torch import nn
 
 from tokenformer import grow
 from tokenformer.growth import Growth
-from tokenformer.training.frozen import FrozenRows
+from tokenformer.training.held_rows import FrozenRows
 
 SHAPES = [((256, 4, 256), 2, 1024), ((768, 1, 768), 2, 1024)]  # model before growth, batch, context
 QUICK_SHAPES = [((64, 1, 32), 1, 32)]

@@ -20,7 +20,7 @@ from torch.nn.utils import clip_grad_norm_
 from tokenformer import grow, grow_optimizer, parameter_groups
 from tokenformer.models.loading import read_model
 from tokenformer.training import optimizer_state
-from tokenformer.training.frozen import RisingRows
+from tokenformer.training.held_rows import NewTokenWarmup
 
 STEPS, FIRST, BLOCK, BATCH, WARM = 60, 20, 256, 8, 50
 
@@ -33,17 +33,17 @@ def batch(text: Tensor, step: int) -> Tensor:
 
 def losses(model: torch.nn.Module, optimizer: torch.optim.Optimizer, text: Tensor, warm: int) -> Tensor:
     """Of every step; the rate of appended tokens rises over `warm` steps."""
-    new, found = RisingRows(model, model.last_growth) if warm else None, []
+    new, found = NewTokenWarmup(model, model.last_growth) if warm else None, []
     for step in range(STEPS):
         ids = batch(text, step)
         loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
         clip_grad_norm_(model.parameters(), 1.0)
         if new is not None and step < warm:
-            new.remember()
+            new.before_step()
         optimizer.step()
         if new is not None and step < warm:
-            new.cut_down((step + 1) / (warm + 1))
+            new.scale_step((step + 1) / (warm + 1))
         optimizer.zero_grad(set_to_none=True)
         found.append(loss.item())
     return torch.tensor(found)

@@ -146,7 +146,7 @@ def test_as_a_program(tmp_path, official):
         check=False,
     )
     assert (again.returncode, again.stdout) == (2, "")
-    assert again.stderr == f"error: {tmp_path / 'model'} exists already and would be overwritten; give a new name\n"
+    assert again.stderr == f"error: {tmp_path / 'model'} exists already and would be overwritten; choose a new name\n"
 
 
 def test_parts_need_no_import_of_their_own():

@@ -156,7 +156,7 @@ def test_a_folder_of_images(tmp_path):
 
 
 def test_options_of_the_other_kind_are_refused():
-    ended(run("info", "b16", "--length", 9), 2, "b16 takes images", "give --image-size")
-    ended(run("info", "124m", "--image-size", 9), 2, "124m is a language model", "give --length")
+    ended(run("info", "b16", "--length", 9), 2, "b16 takes images", "use --image-size")
+    ended(run("info", "124m", "--image-size", 9), 2, "124m is a language model", "use --length")
     ended(run("info", "b16", "--image-size", 9), 2, "image_size=9 was given; a patch has 16 pixels")
     ended(run("info", "b17"), 2, "neither a preset nor a folder; did you mean 'b16'?")

@@ -119,14 +119,14 @@ def test_malformed_rows_are_named_by_file_and_line(tmp_path):
 
 def test_broken_files_are_named(tmp_path):
     (tmp_path / "a.parquet").write_bytes(b"PAR1 but no more")
-    refused(BadFileError, "a.parquet is not a whole Parquet file", tmp_path, tmp_path / "a.parquet")
+    refused(BadFileError, "a.parquet is a damaged or incomplete Parquet file", tmp_path, tmp_path / "a.parquet")
     rows = "".join(f'{{"text": "{os.urandom(9).hex()}"}}\n' for _ in range(500))
     whole = gzip.compress(rows.encode())
     for name, data in (("cut.txt.gz", whole[:-9]), ("not.gz", b"plain text"), ("cut.jsonl.gz", whole[:-2000])):
         (tmp_path / name).write_bytes(data)
-        refused(BadFileError, f"{name} is not a whole gzip file", tmp_path, tmp_path / name)
+        refused(BadFileError, f"{name} is a damaged or incomplete gzip file", tmp_path, tmp_path / name)
     (tmp_path / "flipped.gz").write_bytes(whole[:500] + bytes([whole[500] ^ 255]) + whole[501:])
-    refused(BadFileError, "flipped.gz is not a whole gzip file", tmp_path, tmp_path / "flipped.gz")
+    refused(BadFileError, "flipped.gz is a damaged or incomplete gzip file", tmp_path, tmp_path / "flipped.gz")
 
 
 def test_binary_files_are_refused_if_named_and_passed_over_if_found(tmp_path):

@@ -5,6 +5,7 @@
 
 import functools
 import http.server
+import importlib
 import re
 import shutil
 import subprocess
@@ -26,6 +27,7 @@ SITE = ROOT / "build" / "docs" / "site"
 WIDTHS = (400, 1200)
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 BROKEN_PICTURES = "[...document.images].filter(i => !(i.complete && i.naturalWidth)).map(i => i.src)"
+PARTS = ("cost", "data.images", "data.text", "evaluation", "planning", "report", "training")
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
@@ -44,8 +46,11 @@ def _parts(node):
 
 def test_the_reference_has_every_public_name():
     text = "".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
-    named = re.findall(r"^::: tokenformer\.(?:\w+\.)*(\w+)$", text, re.MULTILINE)
-    assert set(tokenformer.__all__) <= set(named)
+    named = set(re.findall(r"^::: (tokenformer\.[\w.]+)$", text, re.MULTILINE))
+    assert set(tokenformer.__all__) <= {name.rpartition(".")[2] for name in named}
+    for part in PARTS:
+        public = importlib.import_module(f"tokenformer.{part}").__all__
+        assert {f"tokenformer.{part}.{name}" for name in public} <= named, part
 
 
 def test_the_reference_has_every_preset_of_the_language_model():

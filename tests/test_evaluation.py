@@ -282,7 +282,7 @@ def test_mistakes_on_the_command_line(tmp_path, folder):
     ended(run("eval", folder, "--text", text, "--json", text), 2, "text.txt exists already")
     ended(run("eval", folder, "--text", text, "--json", tmp_path), 2, "is a folder; name a file, such as")
     (tmp_path / "empty.txt").touch()
-    ended(run("eval", folder, "--text", tmp_path / "empty.txt"), 2, "empty.txt is empty; give a file with text")
+    ended(run("eval", folder, "--text", tmp_path / "empty.txt"), 2, "empty.txt is empty; choose a file with text")
     ended(run("eval", folder, "--text", text, "--stride", 600), 2, "stride 600")
     ended(run("eval", folder, "--text", text, "--device", "abacus"), 2, "device 'abacus' cannot be used")
     (folder / "model.safetensors").write_bytes(b"broken")

@@ -233,7 +233,7 @@ def test_mistakes(tmp_path, photos):
     model = save_classifier(tmp_path / "model")
     evaluate = ("eval", tmp_path / "model", "--images")
     ended(run(*evaluate, tmp_path / "no"), 2, "there is no file or folder", "no")
-    ended(run(*evaluate, photos, "--text", photos), 2, "2 of --text, --tasks, --images were given; give one of them")
+    ended(run(*evaluate, photos, "--text", photos), 2, "2 of --text, --tasks, --images were given; pass one of them")
     ended(run(*evaluate, photos, "--stride", 3), 2, "--stride was given, but it only works with --text")
     ended(
         run("eval", tmp_path / "model", "--text", __file__, "--strict"),

@@ -271,7 +271,7 @@ def test_mistakes_in_the_request(tmp_path, data, folder, monkeypatch):
     text = tmp_path / "text.txt"
     text.write_text("some text")
     piqa = ("eval", folder, "--tasks", "piqa", "--data", data)
-    ended(run("eval", folder), 2, "none of --text, --tasks, --images were given; give one of them")
+    ended(run("eval", folder), 2, "none of --text, --tasks, --images were given; pass one of them")
     ended(run("eval", folder, "--tasks", "piqa", "--text", text), 2, "2 of --text, --tasks, --images were given")
     ended(run("eval", folder, "--text", text, "--limit", 3), 2, "--limit was given, but it only works with --tasks")
     ended(run("eval", folder, "--text", text, "--data", data), 2, "--data was given, but it only works with --tasks")

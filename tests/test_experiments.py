@@ -515,8 +515,8 @@ def test_the_rates_are_those_of_tokenformer_train():
     growths[1] = replace(growths[1], lr=0.25)
     run = Run(TINY, 0.5, steps, growths=tuple(growths), warmup=20, decay=100 / steps)
     for step in (0, 5, 19, 20, 1000, 2399, 2400, 3300, steps - 100, steps - 50, steps - 1):
-        assert run.learning_rate(step) == pytest.approx(0.5 * ladder.rate_at(step))
-    assert [ladder.rate_at(step) for step in (2399, 2400)] == [1, 0.5]
+        assert run.learning_rate(step) == pytest.approx(0.5 * ladder.rate_factor(step))
+    assert [ladder.rate_factor(step) for step in (2399, 2400)] == [1, 0.5]
 
 
 def test_rates_are_tried_to_the_end_until_a_lower_one_is_worse(monkeypatch):

@@ -2,10 +2,14 @@
 
 import builtins
 import errno
+import fcntl
 import json
+import multiprocessing
 import os
+import re
 import resource
 import shutil
+import signal
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +22,7 @@ from conftest import make_tiny
 from hosts import make_host
 from tokenformer import TokenFormerForCausalLM, memory
 from tokenformer.errors import BadFileError, BadRequestError, BadResultError
-from tokenformer.io import MANIFEST, naming, seal_folder
+from tokenformer.io import MANIFEST, naming, remove_partials, seal_folder, write_new
 from tokenformer.models.loading import read_model
 from tokenformer.training import load_recipe
 from tokenformer.training.checkpoint import checkpoints
@@ -26,6 +30,7 @@ from training_runs import metrics, write_recipe
 from training_runs import run as train_quietly
 
 SECRET = "a-secret-of-the-environment"
+forked = multiprocessing.get_context("fork")  # which need not import anything
 
 
 @pytest.fixture
@@ -180,7 +185,7 @@ class TestHangs:
         refused = run("train", recipe, override, f"training.output_dir={tmp_path}/run")
         assert refused.exit_code == 2
         assert "error: stage 1, of" in refused.stderr
-        assert "GiB of memory, and only 16.0 GiB is available; give a smaller model" in refused.stderr
+        assert "GiB of memory, and only 16.0 GiB is available; use a smaller model" in refused.stderr
         assert not (tmp_path / "run").exists()  # before the data is read
         assert "more than the 16.00 GiB here" in run("train", recipe, override, "--dry-run").stdout
 
@@ -210,7 +215,7 @@ class TestNotAccepted:
     @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU computes in fp16")
     def test_fp16_needs_a_gpu(self, tmp_path):
         recipe = write_recipe(tmp_path)
-        with pytest.raises(BadRequestError, match=r"training.fp16 is true, and there is no GPU here"):
+        with pytest.raises(BadRequestError, match=r"training.fp16 is true, but no GPU was found; use training.bf16"):
             train_quietly(recipe, tmp_path / "run", "training.fp16=true")
         assert run("train", recipe, "training.fp16=true", "--dry-run").exit_code == 0  # for a machine that has one
 
@@ -260,10 +265,10 @@ class TestGenerate:
         ended(
             asked,
             2,
-            "has 10 tokens, and 7 more would pass the model's context of 16; give --max-new-tokens of at most 6",
+            "has 10 tokens, and 7 more would pass the model's context of 16; use --max-new-tokens of at most 6",
         )
         ended(
-            run("generate", tmp_path, "x" * 16), 2, "and one more would pass the model's context of 16; give a shorter"
+            run("generate", tmp_path, "x" * 16), 2, "and one more would pass the model's context of 16; use a shorter"
         )
 
     def test_weights_that_are_not_numbers(self, tmp_path, model):
@@ -326,7 +331,9 @@ class TestAFullDisk:
     def test_growing(self, tmp_path, model):
         with files_of_at_most(2000):
             failed = run("grow", model, tmp_path / "large", "--factor", 2)
-        ended(failed, 1, "large could not be written:", "File too large", "make room and give the same command again")
+        ended(
+            failed, 1, "large could not be written:", "File too large", "free some space and run the same command again"
+        )
         assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
     def test_preparing(self, tmp_path):
@@ -374,7 +381,7 @@ def test_a_report_where_nothing_can_be_written(trained, tmp_path):
     [
         (PermissionError(errno.EACCES, "Permission denied"), BadRequestError, "place cannot be written: .*denied"),
         (OSError(errno.EROFS, "Read-only file system"), BadRequestError, "place cannot be written: .*Read-only"),
-        (OSError(errno.EDQUOT, "Quota exceeded"), BadResultError, "place could not be written: .*; make room"),
+        (OSError(errno.EDQUOT, "Quota exceeded"), BadResultError, "place could not be written: .*; free some space"),
         (FileNotFoundError(errno.ENOENT, "No such file", "a source"), FileNotFoundError, "a source"),  # was read
         (BadFileError("a file is broken"), BadFileError, "a file is broken"),
     ],
@@ -389,6 +396,91 @@ def test_another_file_is_not_taken_for_the_one_that_is_written(tmp_path):
     elsewhere.mkdir()
     with pytest.raises(IsADirectoryError), naming(tmp_path / "place"):
         elsewhere.read_bytes()
+
+
+@contextmanager
+def another_process_writing(*targets):
+    """Half-way through `write_new`, as long as the context lasts; then killed."""
+    started = forked.Event()
+
+    def write():
+        with write_new(*targets) as partials:
+            for partial in partials:
+                partial.mkdir()
+                (partial / "half").write_text("half")
+            started.set()
+            signal.pause()
+
+    process = forked.Process(target=write)
+    process.start()
+    assert started.wait(60)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+def write_quickly(*targets):
+    with write_new(*targets) as partials:
+        for partial in partials:
+            partial.write_text("new")
+
+
+class TestWhatIsHalfWritten:
+    def test_what_a_killed_process_left_is_removed_when_its_targets_are_written(self, tmp_path):
+        targets = tmp_path / "new" / "a", tmp_path / "new" / "b"
+        with another_process_writing(*targets):
+            pass
+        assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [".a.partial", ".b.partial"]
+        write_quickly(*targets)
+        assert {path.name: path.read_text() for path in (tmp_path / "new").iterdir()} == {"a": "new", "b": "new"}
+
+    def test_a_killed_command(self, tmp_path, model):
+        def die(*_, **__):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        def grow_and_die():
+            TokenFormerForCausalLM.save_pretrained = die
+            run("grow", model, tmp_path / "large", "--factor", 2)
+
+        process = forked.Process(target=grow_and_die)
+        process.start()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+        assert (tmp_path / ".large.partial").exists()
+        assert run("grow", model, tmp_path / "large", "--factor", 2).exit_code == 0
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["large", "model"]
+
+    def test_two_processes_may_write_different_targets_of_a_folder(self, tmp_path):
+        with another_process_writing(tmp_path / "theirs"):
+            write_quickly(tmp_path / "ours")
+            assert (tmp_path / ".theirs.partial" / "theirs" / "half").exists()
+        assert (tmp_path / "ours").read_text() == "new"
+
+    def test_one_of_two_processes_writes_a_target(self, tmp_path):
+        said = "another process is writing .*target; wait for it, or choose a new name"
+        with another_process_writing(tmp_path / "target"):
+            with pytest.raises(BadRequestError, match=said):
+                write_quickly(tmp_path / "other", tmp_path / "target")
+            assert (tmp_path / ".target.partial" / "target" / "half").exists()
+        assert [path.name for path in tmp_path.iterdir()] == [".target.partial"]
+
+    def test_only_the_dead_are_cleared_away(self, tmp_path):
+        (tmp_path / ".checkpoint-4.partial").mkdir()
+        with another_process_writing(tmp_path / "target"):
+            remove_partials(tmp_path)
+            assert [path.name for path in tmp_path.iterdir()] == [".target.partial"]
+        remove_partials(tmp_path)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_file_system_without_locks(self, tmp_path, monkeypatch):
+        def not_here(*_):
+            raise OSError(errno.ENOSYS, "Function not implemented")
+
+        monkeypatch.setattr(fcntl, "lockf", not_here)
+        write_quickly(tmp_path / "target")
+        assert [path.name for path in tmp_path.iterdir()] == ["target"]
 
 
 class TestDamagedFilesOfARun:
@@ -417,6 +509,13 @@ class TestDamagedFilesOfARun:
         assert f"warning: damaged lines in {out}/metrics.jsonl were dropped: 5" in done.stderr
         assert metrics(out) == metrics(trained[1])
 
+    def test_a_transformers_that_is_newer_than_what_was_tried(self, trained, monkeypatch):
+        recipe, out = trained
+        monkeypatch.setattr("transformers.__version__", "5.99.0")
+        done = run("train", recipe, f"training.output_dir={out}")
+        assert done.exit_code == 0, done.stderr
+        assert re.search(r"^warning: training was tried with transformers .*, and 5.99.0 is ins", done.stderr, re.M)
+
     @pytest.mark.parametrize("left", [None, ""])
     def test_a_run_that_is_done_needs_no_metrics(self, trained, tmp_path, left):
         recipe, out = trained
@@ -434,7 +533,7 @@ class TestDamagedFilesOfARun:
         (out / "stage-1" / "result.json").write_text("{")
         done = run("train", recipe, f"training.output_dir={out}")
         assert done.exit_code == 0, done.stderr
-        assert "stage-1/result.json is damaged; the end of stage 1 is measured again" in done.stderr
+        assert "stage-1/result.json is damaged; measuring the end of stage 1 again" in done.stderr
         assert metrics(out) == metrics(trained[1])
 
     def test_the_recipe_of_a_run(self, again):
@@ -449,7 +548,7 @@ class TestDamagedFilesOfARun:
     def test_a_stage_that_differs_is_named_by_its_field(self, again):
         recipe, out = again
         changed = run("train", recipe, f"training.output_dir={out}", "growth.stages.1.steps=5")
-        ended(changed, 2, "was started with growth.stages[1].steps=4, and now it is 5; give another")
+        ended(changed, 2, "was started with growth.stages[1].steps=4, and now it is 5; choose another")
 
     def test_random_numbers_that_are_none(self, again):
         """With a manifest that fits: what is read is only ever tensors, and what is wrong is said."""
@@ -502,5 +601,5 @@ def test_the_parts_of_a_folder_of_images_are_told_apart(tmp_path):
         (tmp_path / part / "cat" / "1.png").touch()
     recipe = tmp_path / "images.yaml"
     recipe.write_text(f"data: {{images: {tmp_path}}}\ntraining: {{max_steps: 1, output_dir: {tmp_path}/run}}\n")
-    said = f"give images={tmp_path}/train and validation={tmp_path}/test"
+    said = f"set images={tmp_path}/train and validation={tmp_path}/test"
     assert said in run("train", recipe).stderr

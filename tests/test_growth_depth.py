@@ -24,7 +24,7 @@ from tokenformer import (
 from tokenformer.growth.plan import Growth
 from tokenformer.models.blocks import HOST_BLOCKS, BlockGrowth
 from tokenformer.models.card import growth_steps
-from tokenformer.training.frozen import FrozenRows, RisingRows
+from tokenformer.training.held_rows import FrozenRows, NewTokenWarmup
 
 IDS = torch.randint(0, 256, (4, 32), generator=torch.Generator().manual_seed(0))
 WAYS = [(new, at) for new in ("copy", "fresh") for at in ("after_each", "top")]
@@ -239,11 +239,11 @@ def test_only_new_blocks_train_and_what_is_new_rises():
     deeper = grow(model, num_tokens={"out": 128}, depth=3)
     optimizer = grow_optimizer(optimizer, model, deeper)
     start = copy.deepcopy(deeper.state_dict())
-    frozen, rising = FrozenRows(deeper, deeper.last_growth), RisingRows(deeper, deeper.last_growth)
+    frozen, rising = FrozenRows(deeper, deeper.last_growth), NewTokenWarmup(deeper, deeper.last_growth)
     for _ in range(2):
         deeper(IDS, labels=IDS).loss.backward()
         frozen.clear_gradients()
-        rising.remember()
+        rising.before_step()
         optimizer.step()
         frozen.put_back()
         optimizer.zero_grad()
@@ -253,11 +253,11 @@ def test_only_new_blocks_train_and_what_is_new_rises():
         assert torch.equal(parameter[old_rows], start[name][old_rows]), name
         assert new == parameter.ne(start[name]).any().item() or ".out." in name, name
     last = copy.deepcopy(deeper.state_dict())
-    rising.remember()
+    rising.before_step()
     with torch.no_grad():
         for parameter in deeper.parameters():
             parameter += 1.0
-    rising.cut_down(0.25)
+    rising.scale_step(0.25)
     moved = {name: (parameter - last[name]) for name, parameter in deeper.named_parameters()}
     assert moved["model.layers.2.ffn.key_tokens"].mean().item() == pytest.approx(0.25, rel=1e-3)
     assert moved["model.layers.0.ffn.key_tokens"].mean().item() == pytest.approx(1.0, rel=1e-3)

@@ -11,7 +11,7 @@ from transformers.optimization import Adafactor
 
 from conftest import make_tiny, relative_error
 from tokenformer import BadRequestError, Pattention, grow, grow_optimizer, plan_growth
-from tokenformer.training.frozen import FrozenRows
+from tokenformer.training.held_rows import FrozenRows
 
 IDS = torch.randint(0, 256, (4, 32), generator=torch.Generator().manual_seed(0))
 

@@ -235,7 +235,8 @@ class TestClasses:
         good, more = tmp_path / "good.parquet", tmp_path / "more.parquet"
         message = r"more.parquet row 2 has the label 5, and training has 2 classes"
         refused(BadRequestError, message, tmp_path, good, validation=more)
-        refused(BadRequestError, r"row 2 has the label -1; .* without labels\?", tmp_path, tmp_path / "minus.parquet")
+        unlabelled = r"row 2 has the label -1; labels start at 0; is this split unlabelled\?"
+        refused(BadRequestError, unlabelled, tmp_path, tmp_path / "minus.parquet")
         refused(BadRequestError, "row 2 has the label 1099511627776; more than", tmp_path, tmp_path / "huge.parquet")
         refused(BadRequestError, "class_names has 1 names, .* 2 classes", tmp_path, good, class_names=["x"])
         refused(BadRequestError, "class_names has 'x' more than once", tmp_path, good, class_names=["x", "x"])
@@ -286,7 +287,7 @@ class TestDecoding:
     @pytest.mark.parametrize("dtype", [np.float32, np.int32])
     def test_32_bits_a_pixel_are_refused(self, dtype):
         shades = Image.fromarray(np.arange(64, dtype=dtype).reshape(8, 8))
-        with pytest.raises(ValueError, match="it has 32 bits a pixel"):
+        with pytest.raises(ValueError, match="it has 32 bits per pixel"):
             decode(encoded(shades, "TIFF"), 3)
 
     def test_the_first_frame_of_an_animation_and_the_camera_held_upright(self):
@@ -474,11 +475,9 @@ class TestRefusals:
         refused(BadRequestError, r"write .*/\*.parquet", tmp_path, tmp_path)
         refused(BadFileError, "none.parquet has no rows", tmp_path, tmp_path / "none.parquet", label_column="label")
         (tmp_path / "a.txt").write_text("text")
-        refused(
-            BadRequestError, "a.txt is not a source of labelled images; give a folder", tmp_path, tmp_path / "a.txt"
-        )
+        refused(BadRequestError, "a.txt is not a source of labelled images; use a folder", tmp_path, tmp_path / "a.txt")
         (tmp_path / "b.parquet").write_bytes(b"PAR1 and no more")
-        refused(BadFileError, "b.parquet is not a whole Parquet file", tmp_path, tmp_path / "b.parquet")
+        refused(BadFileError, "b.parquet is a damaged or incomplete Parquet file", tmp_path, tmp_path / "b.parquet")
         table([0, 1]).to_parquet(tmp_path / "c.parquet")
         refused(BadFileError, "c.parquet cannot be loaded: .*a.txt", tmp_path / "a.txt", tmp_path / "c.parquet")
         datasets.DatasetDict({"train": table([0, 1]), "test": table([1, 0])}).save_to_disk(tmp_path / "saved")
@@ -492,10 +491,10 @@ class TestRefusals:
 
     def test_folders_that_are_not_of_classes(self, tmp_path):
         parts = class_folder(tmp_path / "parts", ("train", "val"))
-        refused(BadRequestError, "are train, val, which are parts and not classes; give images=", tmp_path, parts)
+        refused(BadRequestError, "are train, val, which are parts and not classes; set images=", tmp_path, parts)
         flat = class_folder(tmp_path / "flat")
         picture(1).save(flat / "loose.png")
-        refused(BadRequestError, "loose.png is in no sub-folder", tmp_path, flat)
+        refused(BadRequestError, "loose.png is not in a class folder; move it into one", tmp_path, flat)
 
     def test_broken_idx_files(self, tmp_path):
         folder = idx_folder(tmp_path / "m", ending="")

@@ -34,6 +34,7 @@ ROOMS = [
     "training",
     "official",
     "report",
+    "planning",
 ]
 
 

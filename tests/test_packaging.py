@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from command import run
 from tokenformer.errors import EXTRAS, BadRequestError, require
-from tokenformer.training.support import PRIVATE_METHODS, check_trainer
+from tokenformer.training.support import PRIVATE_METHODS, TRIED, check_trainer, version_warning
 from tokenformer.training.trainer import LadderTrainer
 
 if sys.version_info >= (3, 11):
@@ -162,3 +163,15 @@ def test_training_names_the_private_methods_of_trainer_that_it_uses():
 def test_a_trainer_without_them_is_refused_with_the_minors_that_have_them():
     with pytest.raises(BadRequestError, match=r"^training needs transformers 5\.16 to 5\.\d+; 9\.9 is"):
         check_trainer(object, "9.9")
+
+
+def test_the_versions_of_transformers_that_training_was_tried_with(monkeypatch):
+    assert f"Tried with transformers {' to '.join(TRIED)}." in run("train", "--help").stdout
+    for version in (f"{TRIED[0]}.1", f"{TRIED[1]}.0", f"{TRIED[1]}.9.dev0"):
+        assert version_warning(version) is None
+    monkeypatch.setattr("tokenformer.training.support.TRIED", ("5.16", "5.23"))
+    for version in ("5.24.0", "5.24.0.dev0", "5.100.1", "6.0.0"):
+        assert version_warning(version) == (
+            f"training was tried with transformers 5.16 to 5.23, and {version} is installed; if it fails: "
+            'pip install "transformers<5.24"'
+        )

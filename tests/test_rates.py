@@ -24,7 +24,7 @@ from tokenformer import (
     parameter_groups,
 )
 from tokenformer.growth.rates import rate_shares
-from tokenformer.training.frozen import RisingRows
+from tokenformer.training.held_rows import NewTokenWarmup
 from training_runs import assert_equal, run, weights, write_recipe
 
 
@@ -142,10 +142,10 @@ class TestGrowthIsSmooth:
             optimizer.zero_grad()
             loss.backward()
             if new is not None:
-                new.remember()
+                new.before_step()
             optimizer.step()
             if new is not None:
-                new.cut_down((step + 1) / (self.WARM + 1))
+                new.scale_step((step + 1) / (self.WARM + 1))
             found.append(loss.item())
         return torch.tensor(found)
 
@@ -161,7 +161,7 @@ class TestGrowthIsSmooth:
             if not scaled:
                 for group in its_own.param_groups:
                     group["lr"] = self.RATE
-            new = RisingRows(larger, larger.last_growth) if scaled else None
+            new = NewTokenWarmup(larger, larger.last_growth) if scaled else None
             above[scaled] = self.losses(larger, its_own, batches, new) - alone
         assert above[True].max() < 0.02
         assert above[False].max() > 0.1
@@ -192,7 +192,7 @@ def test_a_dry_run_shows_the_rates(tmp_path):
     stages = [{"steps": 9}, {"factor": 2, "steps": 9}, {"num_tokens": {"ffn": 256}, "steps": 9}]
     command = ("train", write_recipe(tmp_path, growth={"stages": stages}), "training.learning_rate=4e-4", "--dry-run")
     said = [line.partition("learning rate")[2].strip() for line in run_command(*command).stdout.splitlines()]
-    rates = ["0.0004", "0.0004, of values 0.0002", "0.0004, of values qkv 0.0002, out 0.0002, ffn 0.0001"]
+    rates = ["0.0004", "0.0004; value tokens 0.0002", "0.0004; value tokens qkv 0.0002, out 0.0002, ffn 0.0001"]
     assert [rate for rate in said if rate] == rates
     ended(
         run_command(*command, "training.rate_base={ffn: a}"), 2, "training.rate_base: base has ffn='a'; a whole number"

@@ -80,6 +80,31 @@ def test_links_lead_somewhere(page):
         assert link.startswith("https://") or (page.parent / link).exists(), link
 
 
+# Folders whose pages are made, not written.
+MADE = {"build", "dist", "runs"}
+LONGEST_LINE = 120
+
+
+def too_long(page: Path) -> list[str]:
+    """The lines of a page that should be broken; tables, code, and a lone link or picture cannot be."""
+    found, code = [], False
+    for number, line in enumerate(page.read_text().splitlines(), start=1):
+        text = line.strip()
+        if text.startswith("```"):
+            code = not code
+        alone = re.fullmatch(r"([-*] )?!?\[[^]]*\]\([^)\s]*\)[.,;:]?", text)
+        if len(line) > LONGEST_LINE and not (code or text.startswith("|") or alone):
+            found.append(f"{page.relative_to(ROOT)}:{number} has {len(line)} characters")
+    return found
+
+
+def test_lines_of_prose_fit_in_a_window():
+    pages = [page.relative_to(ROOT) for page in ROOT.rglob("*.md")]
+    written = [page for page in pages if not any(part in MADE or part.startswith(".") for part in page.parts)]
+    assert len(written) > 30
+    assert not [line for page in sorted(written) for line in too_long(ROOT / page)]
+
+
 def test_the_tour_has_every_room_and_the_files_it_names_are_there():
     tour = (ROOT / "docs" / "tour.md").read_text()
     packages = [path.parent for path in (ROOT / "src").glob("*/*/__init__.py")]

@@ -84,7 +84,7 @@ def test_a_dry_run_and_a_report_show_the_depth(whole, tmp_path):
             [{"steps": 2, "depth": 3}, {"factor": 2, "steps": 2}],
             "stages[0] has depth; the first stage has the model's",
         ),
-        ([{"steps": 2}, {"steps": 2, "depth": 3, "to": "tiny"}], "stages[1] has to and depth; give one of factor"),
+        ([{"steps": 2}, {"steps": 2, "depth": 3, "to": "tiny"}], "stages[1] has to and depth; set one of factor"),
         ([{"steps": 2}, {"steps": 2, "depth": 1}], "the model has 2 blocks and depth=1 was given"),
         ([{"steps": 2}, {"steps": 2, "depth": 3, "new_blocks": "cpy"}], "new_blocks is 'cpy'; did you mean 'copy'"),
     ],

@@ -112,8 +112,8 @@ def test_a_lost_process_says_what_to_do(tmp_path):
         next(child for child in children if child.environ().get("RANK") == "1").kill()
         assert process.wait(timeout=120) == 1
     line = next(line for line in (tmp_path / "said").read_text().splitlines() if line.startswith("error: "))
-    assert line.startswith("error: another process of this run is gone")
-    assert line.endswith(f"Give the same command again: the run is resumed from the last checkpoint in {out}")
+    assert line.startswith("error: another process of this run has died; torchrun prints its exit code below")
+    assert line.endswith(f"Run the same command again to resume from the last checkpoint in {out}")
 
 
 def test_a_batch_that_cannot_be_shared(tmp_path):

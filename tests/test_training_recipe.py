@@ -14,7 +14,7 @@ from tokenformer.data.images import AugmentSettings, ImageSettings
 from tokenformer.data.text import TextSettings
 from tokenformer.training import load_recipe
 from tokenformer.training.ladder import build_ladder, first_config
-from tokenformer.training.recipe import check_same_recipe
+from tokenformer.training.recipe import check_same_recipe, config_errors_in_one_line
 from tokenformer.training.settings import (
     ImageGrowth,
     ImageModel,
@@ -34,7 +34,7 @@ RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.yaml"))
 
 
 def ladder_of(recipe):
-    recipe.data.look_ahead(count=False)
+    recipe.data.inspect(count_samples=False)
     return build_ladder(recipe, processes=1)
 
 
@@ -89,13 +89,13 @@ def test_the_resolved_recipe_is_a_recipe(tmp_path):
         ),
         (["training.resume_from_checkpoint=x"], r"use the same command again"),
         (["growth.stages=[{factor: 2, steps: 3}]"], r"growth: stages\[0\] has factor; the first stage has the model's"),
-        (["growth.stages=[{steps: 3}, {steps: 3}]"], r"growth: stages\[1\] has no size; give one of factor, to, num"),
+        (["growth.stages=[{steps: 3}, {steps: 3}]"], r"growth: stages\[1\] has no size; set one of factor, to, num"),
         (
             ["growth.stages=[{steps: 3, tokens: 9}]"],
-            r"growth.stages\[0\]: steps and tokens given; give one of steps and tokens, as steps=100",
+            r"growth.stages\[0\]: steps and tokens given; set one of steps and tokens, as steps=100",
         ),
         (["growth.stages=[{steps: 0}]"], r"growth.stages\[0\].steps is 0; a whole number of at least 1 is needed"),
-        (["growth.stages=[{}]"], r"growth.stages\[0\]: no budget given; give one of steps and tokens"),
+        (["growth.stages=[{}]"], r"growth.stages\[0\]: no budget given; set one of steps and tokens"),
         (["growth.stages.5.steps=3"], r"growth.stages.5.steps is beyond the end of that list, which counts from 0"),
         (["growth.stages.0.steps=many"], r"growth.stages\[0\].steps is 'many'; a whole number of at least 1 is needed"),
         (["growth.warmup_steps=-1"], r"growth.warmup_steps is -1; a whole number of at least 0 is needed"),
@@ -141,13 +141,19 @@ def test_the_resolved_recipe_is_a_recipe(tmp_path):
         (["training.rates=scale"], r"training.rates is 'scale'; .*scaled"),
         (
             ["data.size=3"],
-            r"data: 'size' is for an image recipe, and this is a text recipe \(data.images is not given\)",
+            r"data.size is only for images, and this recipe is for text, because data.images is not given$",
         ),
-        (["model.patch_size=3"], r"model: 'patch_size' is for an image recipe, and this is a text recipe"),
-        (["training.validation_images=3"], r"training: 'validation_images' is for an image recipe, .* 'validation_blo"),
+        (
+            ["model.patch_size=3"],
+            r"model.patch_size is only for images, and this recipe is for text, because .* given$",
+        ),
+        (
+            ["training.validation_images=3"],
+            r"training.validation_images is only for images, .*; use validation_blocks$",
+        ),
         (
             ["growth.stages=[{epochs: 3}]"],
-            r"growth.stages\[0\]: 'epochs' is for an image recipe, .*; choose one of steps, tokens",
+            r"growth.stages\[0\].epochs is only for images, .* not given; use steps or tokens$",
         ),
     ],
 )
@@ -162,18 +168,21 @@ def test_mistakes(tmp_path, overrides, message):
     [
         (
             ["data.block_length=3"],
-            r"data: 'block_length' is for a text recipe, and this is an image recipe \(data.images",
+            r"data.block_length is only for text, and this recipe is for images, because data.images is given$",
         ),
-        (["data.train=x"], r"data: 'train' is for a text recipe, and this is an image recipe .*; choose one of images"),
+        (
+            ["data.train=x"],
+            r"data.train is only for text, and this recipe is for images, because data.images is given$",
+        ),
         (["data.augment.flp=0.5"], r"data.augment: 'flp' is not known; did you mean 'flip'\?"),
         (["data.augment.flip=often"], r"data.augment.flip is 'often'; a number of at least 0"),
         (["data.augment=3"], r"augment is 3; a list of keys and values is needed"),
         (["data.sizes=3"], r"data: 'sizes' is not known; did you mean 'size'\?"),
-        (["model.vocab_size=3"], r"model: 'vocab_size' is for a text recipe, and this is an image recipe"),
+        (["model.vocab_size=3"], r"model.vocab_size is only for text, and this recipe is for images, .* given$"),
         (["model.patchsize=3"], r"model: 'patchsize' is not known; did you mean 'patch_size'\?"),
         (
             ["training.validation_blocks=3"],
-            r"'validation_blocks' is for a text recipe, .*; did you mean 'validation_im",
+            r"training.validation_blocks is only for text, .*; use validation_images$",
         ),
         (["training.validation_images=0"], r"training.validation_images is 0; a whole number of at least 1 is needed"),
         (
@@ -182,9 +191,9 @@ def test_mistakes(tmp_path, overrides, message):
         ),
         (
             ["growth.stages=[{tokens: 3}]"],
-            r"growth.stages\[0\]: 'tokens' is for a text recipe, .*; choose one of steps, i",
+            r"growth.stages\[0\].tokens is only for text, .* given; use steps, images or epochs$",
         ),
-        (["growth.stages=[{images: 3, epochs: 3}]"], r"images and epochs given; give one of steps, images and epochs"),
+        (["growth.stages=[{images: 3, epochs: 3}]"], r"images and epochs given; set one of steps, images and epochs"),
     ],
 )
 def test_mistakes_in_a_recipe_of_images(tmp_path, overrides, message):
@@ -221,7 +230,7 @@ def test_the_batch_of_each_process_must_be_even_to_be_mixed(tmp_path):
 def test_what_follows_from_the_images(tmp_path):
     """Size, channels and classes, whatever a preset says; the model section decides the rest."""
     recipe = load_recipe(write_image_recipe(tmp_path), ["model={preset: tiny32, patch_size: 2}"])
-    recipe.data.look_ahead(count=True)
+    recipe.data.inspect(count_samples=True)
     config = first_config(recipe)
     assert (config.image_size, config.num_channels, config.patch_size, config.num_labels) == (8, 1, 2, 10)
     assert config.id2label[7] == "7"
@@ -256,8 +265,13 @@ def test_the_context_is_what_is_trained_on(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["growth.stages=[]"], r"training.max_steps is not given; say how long to train"),
-        (["growth.stages.2.factor=0.5"], r"factor=0.5 was given; it must be larger than 1"),
+        (["growth.stages=[]"], r"training.max_steps is not given; set it, or give growth.stages"),
+        (
+            ["growth.stages.2.factor=0.5"],
+            r"recipe.yaml: growth.stages\[2\]: factor=0.5 was given; it must be larger than 1",
+        ),
+        (["model.preset=tny"], r"recipe.yaml: model.preset: preset 'tny' is not known; did you mean 'tiny'\?"),
+        (["model.id2label={a: b}"], r"recipe.yaml: model: invalid literal for int\(\) with base 10: 'a'"),
         (["growth.stages.1={to: 354m, steps: 2}"], r"preset '354m' has hidden_size=768, this model has 32"),
         (["growth.max_parameters=30000"], r"growth.stages\[1\] has .* parameters; growth.max_parameters is 30,000"),
         (["model.max_position_embeddings=16"], r"data.block_length is 32; the model reads 16"),
@@ -266,8 +280,11 @@ def test_the_context_is_what_is_trained_on(tmp_path):
             r"the tokenizer has 257 entries: leave it out, or .*resize_token_embeddings\(257\)",
         ),
         (["model.checkpoint=nowhere", "model.hidden_size=32"], r"nowhere, which is not a model folder"),
-        (["model.num_attention_heads=5"], r"^model: hidden_size=32 is not divisible by num_attention_heads=5"),
-        (["model.hidden_size=abc"], r"^model: .*hidden_size.*"),
+        (
+            ["model.num_attention_heads=5"],
+            r"recipe.yaml: model: hidden_size=32 is not divisible by num_attention_heads=5",
+        ),
+        (["model.hidden_size=abc"], r"recipe.yaml: model: .*hidden_size.*"),
     ],
 )
 def test_mistakes_that_need_the_model_are_found_before_training(tmp_path, overrides, message):
@@ -296,6 +313,16 @@ def dry_run(path, *overrides, processes=1):
     return CliRunner(env=environment).invoke(app, ["train", str(path), *overrides, "--dry-run"]).output
 
 
+def test_a_dry_run_says_what_would_be_done(tmp_path):
+    first, second, *_ = dry_run(write_recipe(tmp_path)).split("stage 2 of 3")
+    assert "growth" not in first  # the first stage does not grow
+    assert re.search(r"growth +rotate\n", second)
+    assert re.search(r"memory includes +weights, gradients, Adam's moments, activations\n", second)
+    assert re.search(r"tokens per step +256 \(8 blocks of 32 per process, 1 process\)\n", second)
+    assert re.search(r"tokens in total +6,912\n", second)
+    assert "(4 blocks of 32 per process, 2 processes)" in dry_run(write_recipe(tmp_path), processes=2)
+
+
 def test_a_dry_run_says_what_it_assumes(tmp_path):
     path = write_recipe(tmp_path)
     assert "assumed" not in dry_run(path)
@@ -309,12 +336,12 @@ def test_a_dry_run_names_sources_that_are_not_there(tmp_path):
     path = write_recipe(tmp_path)
     (tmp_path / "a.txt").write_text("text")
     for there in ("stdlib", "owner/name", "hub:imdb", f"{tmp_path}/a.txt", f"{tmp_path}/*.txt"):
-        assert "not there yet" not in dry_run(path, f"data.train={there}")
+        assert "missing sources" not in dry_run(path, f"data.train={there}")
     output = dry_run(path, f"data.train=[stdlib, nowhere.txt, {tmp_path}/*.csv]", "data.validation=no/where.txt")
-    assert re.search(rf"not there yet +nowhere.txt, {tmp_path}/\*.csv, no/where.txt\n", output)
+    assert re.search(rf"missing sources +nowhere.txt, {tmp_path}/\*.csv, no/where.txt\n", output)
     images = write_image_recipe(tmp_path)
-    assert re.search(r"not there yet +no-folder\n", dry_run(images, "data.images=no-folder", "model.num_labels=2"))
-    assert "not there yet" not in dry_run(images, "data.images=digits", "model.num_labels=10")
+    assert re.search(r"missing sources +no-folder\n", dry_run(images, "data.images=no-folder", "model.num_labels=2"))
+    assert "missing sources" not in dry_run(images, "data.images=digits", "model.num_labels=10")
 
 
 def test_the_memory_of_a_dry_run_knows_what_is_cut_up_and_what_is_half_as_wide():
@@ -372,8 +399,8 @@ def test_the_papers_classifiers_are_trained_as_maes_are_from_scratch(name, milli
     assert ladder.units_per_step == 4096
     assert ladder.stages[0].end * 4096 == pytest.approx(epochs * 1_281_167, rel=1e-4)
     assert ladder.settings.warmup_steps == pytest.approx(20 * 1_281_167 / 4096, abs=1)
-    assert recipe.training.learning_rate * ladder.rate_at(6255) == pytest.approx(1e-4 * 4096 / 256)
-    assert ladder.rate_at(ladder.stages[0].end) == 0
+    assert recipe.training.learning_rate * ladder.rate_factor(6255) == pytest.approx(1e-4 * 4096 / 256)
+    assert ladder.rate_factor(ladder.stages[0].end) == 0
     assert (recipe.training.weight_decay, recipe.training.adam_beta2, recipe.training.ema) == (
         0.3,
         0.95,
@@ -420,8 +447,21 @@ def test_a_mistyped_key_is_refused_in_the_same_words_early_and_late(tmp_path, ov
         load_recipe(path, [override])
     with pytest.raises(BadCommandError, match="did you mean") as early:
         check_keys(path, [override])
-    # The library also says which stage it is.
-    assert str(early.value) == re.sub(r"(growth)\.stages\[\d\]", r"\1.stages", str(late.value))
+    assert str(early.value) == str(late.value)
+
+
+def test_a_mistyped_key_in_a_file_is_refused_in_the_same_words_early_and_late(tmp_path):
+    path = write_recipe(tmp_path, growth={"stages": [{"steps": 9}, {"facter": 2, "steps": 9}]})
+    with pytest.raises(BadRequestError, match=r"recipe.yaml: growth.stages\[1\]: 'facter' is not known") as late:
+        load_recipe(path)
+    with pytest.raises(BadCommandError) as early:
+        check_keys(path, [])
+    assert str(early.value) == str(late.value)
+
+
+def test_only_what_a_configuration_says_is_the_recipe_s_fault():
+    with pytest.raises(ValueError, match="^a mistake of ours$"), config_errors_in_one_line(Path("recipe.yaml")):
+        raise ValueError("a mistake of ours")
 
 
 def test_what_is_not_a_mistyped_key_is_left_to_the_library(tmp_path):

@@ -42,7 +42,7 @@ def test_a_log_file_has_losses_speed_and_the_time_left(ladder_run):
 
 def test_the_bar_fits_80_columns_and_counts_larger_models_for_more(tmp_path):
     recipe = load_recipe(write_recipe(tmp_path))
-    recipe.data.look_ahead(count=False)  # the tokenizer, or a vocabulary that outweighs the layers is assumed
+    recipe.data.inspect(count_samples=False)  # the tokenizer, or a vocabulary that outweighs the layers is assumed
     ladder = build_ladder(recipe, 1)
     metrics = Metrics(tmp_path / "metrics.jsonl", ladder)
     metrics.speed = 1_234_567.0

@@ -157,7 +157,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(uninterrupted, tmp_path, mo
 
     with monkeypatch.context() as patch:
         patch.setattr(LadderTrainer, "_save_optimizer_and_scheduler", full)
-        with pytest.raises(BadResultError, match=r"checkpoint-8 could not be written: .*; make room"):
+        with pytest.raises(BadResultError, match=r"checkpoint-8 could not be written: .*; free some space"):
             run(recipe, tmp_path / "run")
     assert [c.name for c in checkpoints(tmp_path / "run" / "stage-1")] == ["checkpoint-0", "checkpoint-4"]
     assert run_in_child(recipe, tmp_path / "run") == 0
@@ -167,7 +167,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(uninterrupted, tmp_path, mo
 def test_a_folder_that_cannot_be_written(uninterrupted, tmp_path):
     recipe, _, _ = uninterrupted
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(BadRequestError, match=r"file/run cannot be written \(Not a directory\); give another"):
+    with pytest.raises(BadRequestError, match=r"file/run cannot be written \(Not a directory\); choose another"):
         run(recipe, tmp_path / "file" / "run")
 
 
@@ -182,7 +182,7 @@ def test_a_second_process_on_the_same_run(uninterrupted, tmp_path):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         other.stdout.readline()
         with pytest.raises(
-            BadRequestError, match=r"another process is training in .*run; wait for it, or give another"
+            BadRequestError, match=r"another process is training in .*run; wait for it, or choose another"
         ):
             run(recipe, out)
         other.stdin.close()

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from tokenformer.io import replace_file
-from tokenformer.training.frozen import FrozenRows, RisingRows
+from tokenformer.training.held_rows import FrozenRows, NewTokenWarmup
 
 from .data import TextTask
 from .images import ImageTask
@@ -119,7 +119,7 @@ class Training:
         frozen = self.growth is not None and self.growth.trains == "new"
         self.frozen = FrozenRows(self.model, self.model.last_growth) if frozen else None
         warm = self.growth is not None and self.growth.warm_new
-        self.rising = RisingRows(self.model, self.model.last_growth) if warm else None
+        self.rising = NewTokenWarmup(self.model, self.model.last_growth) if warm else None
         ramp = self.growth is not None and self.growth.tau_steps and self.growth.step == segment.start
         if ramp and self.taus is None:
             self.taus = tau_targets(self.model)
@@ -168,10 +168,10 @@ class Training:
         norm = clip_grad_norm_(self.model.parameters(), 1.0)
         rising = self._rising_share()
         if rising < 1:
-            self.rising.remember()
+            self.rising.before_step()
         self.optimizer.step()
         if rising < 1:
-            self.rising.cut_down(rising)
+            self.rising.scale_step(rising)
         self.optimizer.zero_grad(set_to_none=True)
         if self.frozen is not None:
             self.frozen.put_back()

@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -24,6 +24,8 @@ from .errors import BadFileError, BadRequestError, BadResultError, one_line
 # What the system says when a disk or a quota is full, and where one may not write.
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
+# What some network file systems say of locks.
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 MANIFEST = "MANIFEST.json"
 
@@ -48,49 +50,80 @@ def check_new(*targets: Path) -> None:
     for target in targets:
         if os.path.lexists(target):
             if not target.is_dir() or any(target.iterdir()):
-                raise BadRequestError(f"{target} exists already and would be overwritten; give a new name")
+                raise BadRequestError(f"{target} exists already and would be overwritten; choose a new name")
             if target.is_mount() or target.resolve() == Path.cwd():
                 raise BadRequestError(
-                    f"{target} is the working directory or a mount point and cannot be replaced; name a new folder "
-                    "inside it"
+                    f"{target} is the working directory or a mount point and cannot be replaced; choose a new "
+                    "folder inside it"
                 )
         parent = next(parent for parent in target.absolute().parents if os.path.lexists(parent))
         if not parent.is_dir() or not os.access(parent, os.W_OK):
-            raise BadRequestError(f"{target} cannot be written: {parent} is not a writable folder; name another")
+            raise BadRequestError(f"{target} cannot be written: {parent} is not a writable folder; choose another")
 
 
 def check_outside(target: Path, source: Path) -> None:
     """Refuse to write inside the folder that is read."""
     if source.resolve() in target.resolve().parents:
-        raise BadRequestError(f"{target} is inside {source}, which is read; name a folder outside of it")
+        raise BadRequestError(f"{target} is inside {source}, which is read; choose a folder outside it")
 
 
 @contextmanager
 def write_new(*targets: Path) -> Iterator[tuple[Path, ...]]:
     """Yield a path beside each target, to write a file or folder to. At the end all take their names.
 
-    After an error or an interruption none of them is left.
+    After an error or an interruption none of them is left. What a process that was killed left is removed when the same
+    target is written again.
     """
     check_new(*targets)
     targets = tuple(target.resolve() for target in targets)
-    partials = tuple(target.with_name(f".{target.name}.partial-{os.getpid()}") for target in targets)
     renaming = False
-    try:
-        with naming(*targets):
-            for target in targets:
-                target.parent.mkdir(parents=True, exist_ok=True)
+    with naming(*targets), ExitStack() as claims:
+        partials = tuple(claims.enter_context(_claimed(target)) / target.name for target in targets)
+        try:
             yield partials
             check_new(*targets)
             renaming = True
             for partial, target in zip(partials, targets, strict=True):
                 partial.rename(target)
-    except BaseException:
-        for partial, target in zip(partials, targets, strict=True):
-            if os.path.lexists(partial):
-                _remove(partial)
-            elif renaming:
-                _remove(target)
-        raise
+        except BaseException:
+            for partial, target in zip(partials, targets, strict=True):
+                if renaming and not os.path.lexists(partial):
+                    _remove(target)
+            raise
+
+
+@contextmanager
+def _claimed(target: Path) -> Iterator[Path]:
+    """An empty folder beside the target, which no other process writes in as long as this one lives."""
+    folder = partial_path(target)
+    if not folder.is_dir():
+        _remove(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    guard = folder / _guard(folder)
+    with ExitStack() as stack:
+        try:
+            held = stack.enter_context(lock(guard, wait=False))
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            held = True  # no one can tell, and most often no one else is there
+        # One that is done removes its guard before it lets go of it.
+        if not held or not guard.exists():
+            raise BadRequestError(f"another process is writing {target}; wait for it, or choose a new name")
+        try:
+            for left in folder.iterdir():
+                if left != guard:
+                    _remove(left)
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    if os.name == "nt":  # where a file that is open cannot be removed
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _guard(partial: Path) -> str:
+    """The name of the file in a partial folder that `write_new` locks. What is written there has another name."""
+    return f"{partial.name}.lock"
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
@@ -126,11 +159,11 @@ def naming(*targets: Path) -> Iterator[None]:
         names = ", ".join(map(str, targets))
         if code in NO_ROOM:
             raise BadResultError(
-                f"{names} could not be written: {one_line(error)}; make room and give the same command again"
+                f"{names} could not be written: {one_line(error)}; free some space and run the same command again"
             ) from error
         if code in NOT_ALLOWED:
             raise BadRequestError(
-                f"{names} cannot be written: {one_line(error)}; name another place, or allow it"
+                f"{names} cannot be written: {one_line(error)}; choose another path, or change its permissions"
             ) from error
         raise
 
@@ -160,9 +193,18 @@ def partial_path(target: Path) -> Path:
 
 
 def remove_partials(folder: Path) -> None:
-    """Remove what a process that died left half-written."""
+    """Remove what processes that died left half-written. For the holder of the lock of all that is written here.
+
+    Of `write_new`, which locks what it writes itself, only what no living process writes.
+    """
     for path in folder.glob(".*.partial"):
-        _remove(path)
+        guard = path / _guard(path)
+        if not guard.exists():
+            _remove(path)
+            continue
+        with lock(guard, wait=False) as held:
+            if held:
+                _remove(path)
 
 
 @contextmanager

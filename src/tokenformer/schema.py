@@ -66,14 +66,18 @@ class Section(BaseModel):
             raise BadRequestError(_explain(error, cls, where)) from error
 
     @classmethod
-    def misplaced(cls) -> Mapping[str, str]:
-        """Keys that belong elsewhere, and what an error says of them."""
+    def keys_of_other_recipes(cls) -> Mapping[str, str]:
+        """Keys that only another kind of recipe has, and what an error says of them."""
         return {}
 
     @classmethod
-    def refuse(cls, key: str, where: str) -> str:
-        """What an error says of a key that the section does not have."""
-        return f"{where}{key!r} {cls.misplaced().get(key, 'is not known')}; {did_you_mean(key, cls.model_fields)}"
+    def unknown_key_message(cls, key: str, where: str) -> str:
+        """What an error says of a key that the section does not have. `where` names the section, if it has a name."""
+        reason = cls.keys_of_other_recipes().get(key)
+        if reason is not None:
+            return f"{where}.{key} {reason}" if where else f"{key} {reason}"
+        unknown = f"{key!r} is not known; {did_you_mean(key, cls.model_fields)}"
+        return f"{where}: {unknown}" if where else unknown
 
 
 def _plain(value: Any) -> Any:
@@ -100,7 +104,7 @@ def _explain(error: ValidationError, section: type[Section], where: str) -> str:
         key = str(part)
         field = holder.model_fields.get(key)
         if field is None:
-            return holder.refuse(key, f"{name}: " if name else "")
+            return holder.unknown_key_message(key, name)
         name = f"{name}.{key}" if name else key
         annotation, bounds = field.annotation, _bounds(field.annotation, field.metadata)
     if first["type"] == "value_error":

@@ -39,7 +39,7 @@ def adopt_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Make a model folder whose linears and feed-forward networks are Pattentions that compute the same.
+    """Convert a Transformer into a TokenFormer that computes the same, in a new folder.
 
     Every layer is compared with what it replaces, and the logits with the original's; if they differ, nothing is
     written.

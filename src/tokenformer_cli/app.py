@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from . import adopt, evaluate, generate, grow, info, official, prepare, report, train
+from . import adopt, evaluate, generate, grow, info, official, plan, prepare, report, train
 from .terminal import Commands
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.add_typer(info.commands)
 app.add_typer(official.commands)
 app.add_typer(report.commands)
 app.add_typer(prepare.commands)
+app.add_typer(plan.commands)
 
 
 def _version(asked: bool) -> None:

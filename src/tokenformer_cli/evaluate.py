@@ -1,4 +1,4 @@
-"""eval: how well a model predicts a text, solves the tasks that papers compare models by, or classifies images."""
+"""eval: how well a model predicts a text, solves benchmark tasks, or classifies images."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -71,7 +71,7 @@ def eval_command(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, …", show_default="the fastest")] = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Score a model: on a text, on the tasks that papers compare models by, or on images.
+    """Score a model: on a text, on benchmark tasks, or on images.
 
     A text gives loss, perplexity and bits per byte, which can be compared between models with different tokenizers: a
     window slides over it, and every token but the first is scored once. Tasks are those of lm-evaluation-harness, and
@@ -130,7 +130,7 @@ def _check_options(what: dict[str, Any], options: dict[str, dict[str, Any]]) -> 
     """One thing to score, and only options that go with it."""
     asked = [name for name, value in what.items() if value is not None]
     if len(asked) != 1:
-        raise BadCommandError(f"{len(asked) or 'none'} of {', '.join(what)} were given; give one of them")
+        raise BadCommandError(f"{len(asked) or 'none'} of {', '.join(what)} were given; pass one of them")
     for owner, owned in options.items():
         for option, value in owned.items():
             if value is not None and owner != asked[0]:

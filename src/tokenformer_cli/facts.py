@@ -55,11 +55,11 @@ def describe(
     facts["parameters"] = {"total": counts.total, "non_embedding": counts.non_embedding, **asdict(counts)}
     if isinstance(config, TokenFormerVisionConfig | ViTConfig):
         if length is not None:
-            raise BadRequestError(f"{name} takes images, and --length is for language models; give --image-size")
+            raise BadRequestError(f"{name} takes images, and --length is for language models; use --image-size")
         facts |= _image_facts(config, image_size)
     else:
         if image_size is not None:
-            raise BadRequestError(f"{name} is a language model, and --image-size is for images; give --length")
+            raise BadRequestError(f"{name} is a language model, and --image-size is for images; use --length")
         facts |= _text_facts(config, length or config.max_position_embeddings)
     if isinstance(config, TokenFormerBaseConfig):
         facts["tokens"] = config.num_tokens

@@ -1,4 +1,4 @@
-"""generate: text from a model, shown as it is made."""
+"""generate: text from a model, shown as it is generated."""
 
 import os
 import sys
@@ -32,12 +32,12 @@ def generate_command(
         int | None, typer.Option(min=0, max=2**64 - 1, help="Makes sampling repeatable.", show_default="none")
     ] = None,
     cache: Annotated[
-        bool, typer.Option(" /--no-cache", show_default=False, help="Compute every step afresh: slow, for checks.")
+        bool, typer.Option(" /--no-cache", show_default=False, help="Recompute every step: slow, for checks.")
     ] = True,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, …", show_default="the fastest")] = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Continue a prompt. The new text goes to stdout as it is made, until the model ends it.
+    """Continue a prompt. Text is written to stdout as it is generated.
 
     A prompt from stdin loses one final newline, which the shell adds. A folder without a tokenizer is read as raw bytes
     if its vocabulary is 256 or 257.
@@ -65,14 +65,14 @@ def generate_command(
         settings.eos_token_id = tokenizer.eos_token_id
     ids = encode(tokenizer, given, model.config.vocab_size)
     if not ids:
-        raise BadRequestError("the prompt is empty; give at least one character")
+        raise BadRequestError("the prompt is empty; pass at least one character")
     context = model.config.max_position_embeddings
     room = context - len(ids)
     if room < (max_new_tokens or 1):
         asked = "one" if max_new_tokens is None else f"{max_new_tokens:,}"
         way_out = f"--max-new-tokens of at most {room:,}, or a shorter prompt" if room > 0 else "a shorter prompt"
         raise BadRequestError(
-            f"the prompt has {len(ids):,} tokens, and {asked} more would pass the model's context of {context:,}; give "
+            f"the prompt has {len(ids):,} tokens, and {asked} more would pass the model's context of {context:,}; use "
             f"{way_out}"
         )
     sampling: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k} if temperature > 0 else {}

@@ -6,6 +6,7 @@ without importing it. Whatever else may be wrong is left to the library, which c
 """
 
 import ast
+import re
 import runpy
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
@@ -42,13 +43,13 @@ def check_keys(recipe: Path, overrides: Sequence[str]) -> None:
     decided: list[str] = []
     for place in places:
         for depth in range(1, len(place) + 1):
-            parent, key = ".".join(place[: depth - 1]), place[depth - 1]
+            parent, key = ".".join(place[: depth - 1]), _without_index(place[depth - 1])
             if not parent:
                 names = (list(SECTIONS), list(SECTIONS))
-            elif parent in CLASSES:
+            elif _without_index(parent) in CLASSES:
                 if not known:
                     known, decided = all_keys()
-                names = known[parent]
+                names = known[_without_index(parent)]
             else:
                 break
             # Keys of the other kind of recipe, and those that the ladder decides, have errors of their own.
@@ -103,23 +104,29 @@ def _in_file(recipe: Path) -> Iterator[list[str]]:
 
 
 def _in_node(node: yaml.Node | None, place: list[str]) -> Iterator[list[str]]:
-    if isinstance(node, yaml.SequenceNode):
+    if isinstance(node, yaml.SequenceNode) and place:
         # Each once, and no lists in lists: aliases can make a few lines stand for billions of values.
-        for item in {id(item): item for item in node.value if isinstance(item, yaml.MappingNode)}.values():
-            yield from _in_node(item, place)
+        seen: set[int] = set()
+        for i, item in enumerate(node.value):
+            if isinstance(item, yaml.MappingNode) and id(item) not in seen:
+                seen.add(id(item))
+                yield from _in_node(item, [*place[:-1], f"{place[-1]}[{i}]"])
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             # What is merged in (`<<: *other`) is checked where it stands.
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 yield [*place, key.value]
-                if ".".join([*place, key.value]) in CLASSES:
+                if _without_index(".".join([*place, key.value])) in CLASSES:
                     yield from _in_node(value, [*place, key.value])
 
 
 def _place(override: str) -> list[str]:
-    """`growth.stages.0.steps=9` or `growth.stages[0].steps=9` names a key of growth.stages."""
-    parts = override.partition("=")[0].replace("[", ".").replace("]", "").split(".")
-    return [part for part in parts if not part.isdecimal()]
+    """`growth.stages.0.steps=9` or `growth.stages[0].steps=9` names a key of growth.stages[0]."""
+    return re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", override.partition("=")[0]).split(".")
+
+
+def _without_index(place: str) -> str:
+    return re.sub(r"\[\d+\]", "", place)
 
 
 def _did_you_mean(given: str, known: Iterable[str]) -> str:

@@ -41,7 +41,7 @@ def score_text(
     """Loss, perplexity and bits per byte of a text file."""
     content = text.read_bytes()
     if not content:
-        raise BadRequestError(f"{text} is empty; give a file with text")
+        raise BadRequestError(f"{text} is empty; choose a file with text")
     model, tokenizer = _read(model_name, device, trust_remote_code)
     score = evaluate_text(model, tokenizer, content, stride=stride, length=length, batch_size=batch_size)
     rows = {

@@ -24,8 +24,8 @@ PARTS = ("train", "validation", "test")
 # In a checkpoint: the place in a stream of data. Of prepared data the step says it all.
 STREAM_FILE = "stream.pt"
 # What an error says of a key that only the other kind of recipe has.
-ONLY_FOR_IMAGES = "is for an image recipe, and this is a text recipe (data.images is not given)"
-ONLY_FOR_TEXT = "is for a text recipe, and this is an image recipe (data.images is given)"
+ONLY_FOR_IMAGES = "is only for images, and this recipe is for text, because data.images is not given"
+ONLY_FOR_TEXT = "is only for text, and this recipe is for images, because data.images is given"
 
 
 class TrainingData(ABC):
@@ -61,8 +61,8 @@ class TrainingData(ABC):
         """Refuse what this data cannot do, before it is read. `batch` is that of a process."""
 
     @abstractmethod
-    def look_ahead(self, *, count: bool) -> None:
-        """For a dry run: find out what a model has to know without reading the data; with `count`, its length too."""
+    def inspect(self, *, count_samples: bool) -> None:
+        """Find out what a model has to know without reading the data; with `count_samples`, its length too."""
 
     @abstractmethod
     def prepare(self, console: Console | None = None) -> Self:
@@ -113,7 +113,7 @@ class TrainingData(ABC):
         return []
 
     def assumptions(self, config: Any) -> dict[str, str]:
-        """For a dry run: what its figures rest on that `look_ahead` could not find out."""
+        """For a dry run: what its figures rest on that `inspect` could not find out."""
         return {}
 
     @abstractmethod

@@ -13,7 +13,7 @@ from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Literal, cast
 
 from ..errors import BadFileError, BadRequestError, install, one_line
 
@@ -89,15 +89,32 @@ def check_apart(name: str, places: set[str], trained: set[str]) -> None:
         )
 
 
+def kind_of_source(
+    name: str, built_in: Container[str] = BUILT_IN
+) -> Literal["built in", "hub", "saved dataset", "folder", "file", "pattern", "nothing"]:
+    """What a name stands for: text and images have different names built in, and agree on all others."""
+    path = Path(name).expanduser()
+    if name in built_in:
+        return "built in"
+    if name.startswith(HUB_PREFIX):
+        return "hub"
+    if os.path.isdir(path):
+        return "saved dataset" if is_saved_dataset(path) else "folder"
+    if os.path.exists(path):
+        return "file"
+    if glob.has_magic(name):
+        return "pattern"
+    return "hub" if looks_like_hub(name) else "nothing"
+
+
 def missing_sources(names: Iterable[str]) -> list[str]:
     """Those of the sources, of text or of images, that can only be files or folders and do not exist."""
 
-    def exists(name: str) -> bool:
-        path = str(Path(name).expanduser())
-        found = os.path.exists(path) or (glob.has_magic(name) and any(glob.iglob(path, recursive=True)))
-        return found or name in BUILT_IN or name.startswith(HUB_PREFIX) or looks_like_hub(name)
+    def is_missing(name: str) -> bool:
+        kind = kind_of_source(name)
+        return kind == "nothing" or (kind == "pattern" and not glob.glob(str(Path(name).expanduser()), recursive=True))
 
-    return [name for name in names if not exists(name)]
+    return [name for name in names if is_missing(name)]
 
 
 def is_saved_dataset(path: Path) -> bool:
@@ -124,7 +141,7 @@ def matching_files(pattern: str) -> list[Path]:
 def check_readable(path: Path) -> None:
     """Refuse a pipe or a device, which cannot be read twice and may never end."""
     if not path.is_file():
-        raise BadRequestError(f"{path} is neither a file nor a folder; write what it gives into a file first")
+        raise BadRequestError(f"{path} is neither a file nor a folder; save its output to a file first")
 
 
 def no_such_source(name: str) -> BadRequestError:
@@ -148,6 +165,6 @@ def opened(name: str) -> Iterator[BinaryIO]:
         with gzip.open(name) if name.lower().endswith(".gz") else open(name, "rb") as file:
             yield cast(BinaryIO, file)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise BadFileError(f"{name} is not a whole gzip file: {one_line(error)}") from error
+        raise BadFileError(f"{name} is a damaged or incomplete gzip file: {one_line(error)}") from error
     except OSError as error:
         raise BadFileError(f"{name} cannot be read: {error.strerror or error}") from error

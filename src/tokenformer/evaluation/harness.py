@@ -174,7 +174,7 @@ def with_start_token(tokenizer: Any, config: Any) -> Any:
     if tokenizer.vocab_size > vocabulary:
         raise BadRequestError(
             f"the tokenizer has {tokenizer.vocab_size:,} ids, and the model {vocabulary:,} rows; "
-            "give the model's own tokenizer"
+            "use the model's own tokenizer"
         )
     tokenizer = copy.deepcopy(tokenizer)  # HFLM gives it a token for padding
     if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:

@@ -109,7 +109,7 @@ def match_classes(gallery: Gallery, config: Any, by_position: bool = False) -> t
         too_few = len(gallery.names) < len(known) and not gallery.numbered
         if too_few or len(gallery.names) > len(known):
             raise BadRequestError(
-                f"the images have {len(gallery.names)} classes, and the model knows {len(known)}; give images of its "
+                f"the images have {len(gallery.names)} classes, and the model knows {len(known)}; use images of its "
                 "classes" + (", of all of them by position" if too_few else "")
             )
         how = "by number" if gallery.numbered else "by position"

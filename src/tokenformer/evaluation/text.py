@@ -74,7 +74,7 @@ def evaluate_text(
     context = getattr(config, "max_position_embeddings", None)
     if length is None:
         if context is None:
-            raise BadRequestError(f"a {config.model_type} model has no longest context; give a length")
+            raise BadRequestError(f"a {config.model_type} model has no longest context; set a length")
         length = min(context, LONGEST_DEFAULT)
     stride = max(1, length // 2) if stride is None else stride
     if length < 1 or (context is not None and length > context):

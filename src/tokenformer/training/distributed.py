@@ -46,9 +46,8 @@ def naming_a_lost_process(folder: Path, processes: PartialState) -> Iterator[Non
         if processes.num_processes == 1 or not lost:
             raise
         raise BadResultError(
-            "another process of this run is gone, and none can go on without it; torchrun names it below, with its "
-            "exit code (-9: killed, often for want of memory). Give the same command again: the run is resumed "
-            f"from the last checkpoint in {folder}"
+            "another process of this run has died; torchrun prints its exit code below (-9: killed, often for lack of "
+            f"memory). Run the same command again to resume from the last checkpoint in {folder}"
         ) from error
 
 

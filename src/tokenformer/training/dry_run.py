@@ -19,7 +19,7 @@ def describe(recipe: Recipe) -> Iterator[tuple[str, dict[str, str]]]:
     data, settings, processes = recipe.data, recipe.training, int(os.environ.get("WORLD_SIZE", "1"))
     recipe.check_data(processes)
     check_reporters(settings.report_to)
-    data.look_ahead(count=recipe.growth.in_epochs)
+    data.inspect(count_samples=recipe.growth.in_epochs)
     ladder = build_ladder(recipe, processes)
     batch, per_step = recipe.batch_per_process(processes), ladder.units_per_step
     counted = f"weights{' and average' if settings.ema else ''}, gradients, Adam's moments, activations"
@@ -31,7 +31,7 @@ def describe(recipe: Recipe) -> Iterator[tuple[str, dict[str, str]]]:
         yield (
             f"stage {stage.number} of {len(ladder.stages)}",
             {
-                "growth": stage.growth.label if stage.growth else "-",
+                **({"growth": stage.growth.label} if stage.growth else {}),
                 "parameters": f"{stage.parameters:,}",
                 "blocks": f"{stage.config.num_hidden_layers:,}",
                 "tokens per layer": ", ".join(f"{role} {n:,}" for role, n in stage.config.num_tokens.items()),
@@ -48,25 +48,29 @@ def describe(recipe: Recipe) -> Iterator[tuple[str, dict[str, str]]]:
         "the run",
         {
             "folder": str(recipe.folder),
-            **({"not there yet": ", ".join(missing)} if missing else {}),
+            **({"missing sources": ", ".join(missing)} if missing else {}),
             **({"warning": ladder.warning} if ladder.warning else {}),
             **data.assumptions(ladder.stages[0].config),
             "schedule": ladder.schedule + (f", decay from step {ladder.decay_start:,}" if ladder.decay_start else ""),
-            "memory counts": counted,
-            f"{data.unit} per step": f"{per_step:,} ({batch} {data.samples_name} per process, {processes} processes)",
+            "memory includes": counted,
+            f"{data.unit} per step": f"{per_step:,} ({batch} {data.samples_name} per process, {_count(processes)})",
             "steps": f"{end:,}",
-            f"{data.unit} in all": f"{end * per_step:,}",
+            f"{data.unit} in total": f"{end * per_step:,}",
             "compute": f"{ladder.flops(end):.3g} FLOPs",
         },
     )
 
 
+def _count(processes: int) -> str:
+    return "1 process" if processes == 1 else f"{processes:,} processes"
+
+
 def _rates(recipe: Recipe, ladder: Ladder, stage: Stage) -> str:
-    """The learning rate of a stage and, where they follow the number of tokens, those of the values by role."""
-    rate = stage.rate * recipe.training.learning_rate
+    """The learning rate of a stage and, where they follow the number of tokens, those of the value tokens by role."""
+    rate = stage.rate_factor * recipe.training.learning_rate
     shares = {role: ladder.rate_base[role] / n for role, n in stage.config.num_tokens.items()}
     if recipe.training.rates == "equal" or set(shares.values()) == {1.0}:
         return f"{rate:g}"
     if len(set(shares.values())) == 1:
-        return f"{rate:g}, of values {rate * shares['ffn']:g}"
-    return f"{rate:g}, of values {', '.join(f'{role} {rate * share:g}' for role, share in shares.items())}"
+        return f"{rate:g}; value tokens {rate * shares['ffn']:g}"
+    return f"{rate:g}; value tokens {', '.join(f'{role} {rate * share:g}' for role, share in shares.items())}"

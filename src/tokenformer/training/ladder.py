@@ -1,16 +1,17 @@
 """The ladder worked out: every stage with its model, its steps and its learning rate, before the first step is made.
 
 Enters: a recipe and the number of processes. Leaves: a Ladder. Growth requests are checked on models without weights,
-so that a mistake in the last stage is found before the first is trained. `Ladder.rate_at` is the schedule.
+so that a mistake in the last stage is found before the first is trained. `Ladder.rate_factor` is the schedule.
 """
 
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from ..errors import BadRequestError
+from ..errors import BadRequestError, one_line
 from ..growth import Growth, apply_growth, plan_growth
 from ..growth.rates import base_shape
 from ..models import TokenFormerBaseConfig
@@ -21,7 +22,7 @@ from .settings import GrowthSettings, StageSettings
 # Beyond this a float no longer counts by ones.
 MOST_UNITS = 2**53
 # Fields of the model section that no weight depends on, so that they may be given beside a checkpoint.
-FREE_FIELDS = ("drop_path_rate", "attention_dropout")
+FIELDS_BESIDE_CHECKPOINT = ("drop_path_rate", "attention_dropout")
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Stage:
     growth: Growth | None
     adam: str
     trains: str
-    rate: float  # a multiple of training.learning_rate
+    rate_factor: float  # a multiple of training.learning_rate
 
     @property
     def end(self) -> int:
@@ -72,9 +73,9 @@ class Ladder:
         steps = decay * end if decay < 1 else decay
         return end - min(max(1, round(steps)), self.stages[-1].steps)
 
-    def rate_at(self, step: int) -> float:
+    def rate_factor(self, step: int) -> float:
         """The learning rate at a step, as a multiple of training.learning_rate."""
-        return self.stage_at(step).rate * self._scheduled(step)
+        return self.stage_at(step).rate_factor * self._scheduled(step)
 
     def _scheduled(self, step: int) -> float:
         warmup = self.settings.warmup_steps
@@ -137,25 +138,29 @@ def build_ladder(recipe: Recipe, processes: int) -> Ladder:
     try:
         rate_base = base_shape(model, recipe.training.rate_base)
     except BadRequestError as error:
-        raise BadRequestError(f"training.rate_base: {error}") from error
+        raise BadRequestError(f"{recipe.path}: training.rate_base: {error}") from error
     stages: list[Stage] = []
     for number, request in enumerate(requests, start=1):
         planned = None
         if number > 1:
             method = request.method or growth.method or config.growth_method
-            planned = plan_growth(
-                model,
-                request.factor,
-                num_tokens=request.num_tokens,
-                to=request.to,
-                depth=request.depth,
-                new_blocks=request.new_blocks or growth.new_blocks,
-                new_blocks_at=request.new_blocks_at or growth.new_blocks_at,
-                method=method,
-                seed=growth.seed + number,
-                noise=growth.noise,
-                exact=method != "random",
-            )
+            try:
+                planned = plan_growth(
+                    model,
+                    request.factor,
+                    num_tokens=request.num_tokens,
+                    to=request.to,
+                    depth=request.depth,
+                    new_blocks=request.new_blocks or growth.new_blocks,
+                    new_blocks_at=request.new_blocks_at or growth.new_blocks_at,
+                    method=method,
+                    seed=growth.seed + number,
+                    noise=growth.noise,
+                    exact=method != "random",
+                )
+            except BadRequestError as error:
+                reason = str(error).removeprefix("grow: ")
+                raise BadRequestError(f"{recipe.path}: growth.stages[{number - 1}]: {reason}") from error
             model = apply_growth(model, planned)
         parameters = model.num_parameters()
         if growth.max_parameters and parameters > growth.max_parameters:
@@ -174,13 +179,13 @@ def build_ladder(recipe: Recipe, processes: int) -> Ladder:
                 growth=planned,
                 adam=request.adam or growth.adam,
                 trains=(request.trains or growth.trains) if number > 1 else "all",
-                rate=_rate(recipe, request, stages),
+                rate_factor=_rate_factor(recipe, request, stages),
             )
         )
         if stages[-1].end * units_per_step > MOST_UNITS:
             raise BadRequestError(
                 f"growth.stages[{number - 1}] ends at step {stages[-1].end:.3g}, after more {data.unit} than can be "
-                "counted; give a smaller budget"
+                "counted; choose a smaller budget"
             )
     return Ladder(tuple(stages), growth, data.unit, units_per_step, rate_base)
 
@@ -195,23 +200,32 @@ def first_config(recipe: Recipe) -> TokenFormerBaseConfig:
                 f"model.checkpoint is {checkpoint}, which is not a model folder: it has no config.json"
             )
         config = read_config(checkpoint, data.config_class)
-        with config_errors_in_one_line():
+        with config_errors_in_one_line(recipe.path):
             data.adjust_checkpoint_config(config)
-            for key in FREE_FIELDS:
+            for key in FIELDS_BESIDE_CHECKPOINT:
                 if key in section:
                     setattr(config, key, section[key])
-            config.validate_architecture()
+            config.validate()
     else:
-        section = {**data.config_fields(section), **section}
-        with config_errors_in_one_line():
-            config = data.config_class.preset(preset, **section) if preset else data.config_class(**section)
+        with config_errors_in_one_line(recipe.path):
+            config = _new_config(recipe, preset, {**data.config_fields(section), **section})
     data.adjust_config(config)
     return config
 
 
-def overruled(recipe: Recipe) -> list[str]:
+def _new_config(recipe: Recipe, preset: str | None, fields: dict[str, Any]) -> TokenFormerBaseConfig:
+    kind = recipe.data.config_class
+    try:
+        return kind.preset(preset, **fields) if preset else kind(**fields)
+    except BadRequestError as error:  # only of the preset's name
+        raise BadRequestError(f"{recipe.path}: model.preset: {error}") from error
+    except ValueError as error:  # what transformers' own constructor says of id2label and problem_type
+        raise BadRequestError(f"{recipe.path}: model: {one_line(error)}") from error
+
+
+def ignored_model_keys(recipe: Recipe) -> list[str]:
     """The keys of the model section that a checkpoint decides instead."""
-    decided = [key for key in recipe.model if key not in ("checkpoint", *FREE_FIELDS)]
+    decided = [key for key in recipe.model if key not in ("checkpoint", *FIELDS_BESIDE_CHECKPOINT)]
     return decided if recipe.model.get("checkpoint") else []
 
 
@@ -223,13 +237,13 @@ def _steps(request: StageSettings, units_per_step: int, recipe: Recipe) -> int:
     return max(1, round(units / units_per_step))
 
 
-def _rate(recipe: Recipe, request: StageSettings, before: list[Stage]) -> float:
+def _rate_factor(recipe: Recipe, request: StageSettings, before: list[Stage]) -> float:
     if request.learning_rate is None:
-        return before[-1].rate if before else 1.0
+        return before[-1].rate_factor if before else 1.0
     return request.learning_rate / recipe.training.learning_rate
 
 
 def _single_stage_steps(recipe: Recipe) -> int:
     if recipe.training.max_steps is None:
-        raise BadRequestError("training.max_steps is not given; say how long to train, there or in growth.stages")
+        raise BadRequestError("training.max_steps is not given; set it, or give growth.stages")
     return recipe.training.max_steps

@@ -48,6 +48,6 @@ def check_memory(recipe: Recipe, ladder: Ladder, processes: int) -> None:
             f"{recipe.data.samples_name} per process{accumulated},",
             memory_needed(recipe, stage, processes),
             memory_here(),
-            "give a smaller model or batch, training.gradient_checkpointing=true, or training.parallel=fsdp over "
+            "use a smaller model or batch, training.gradient_checkpointing=true, or training.parallel=fsdp over "
             "several processes",
         )

@@ -55,14 +55,15 @@ MAY_CHANGE = {
     "training.license",
     "training.push_to_hub",  # never kept: it is said on the command line every time
 }
-# What runs did before there was a key for it, where that is not the default: they are resumed in that way.
-BEFORE: dict[tuple[str, str], Any] = {("training", "rates"): "equal", ("growth", "new_token_warmup"): 0}
+# Of keys that have come since: what runs did before, where that is not today's default. They are resumed in that way.
+DEFAULTS_OF_OLD_RUNS: dict[tuple[str, str], Any] = {("training", "rates"): "equal", ("growth", "new_token_warmup"): 0}
 
 
 @dataclass
 class Recipe:
     """A checked recipe. The model section holds what was given; `data` is not read until it is prepared."""
 
+    path: Path  # of the file, which errors name
     name: str
     model: dict[str, Any]
     data: TrainingData
@@ -135,7 +136,7 @@ def check_same_recipe(recipe: Recipe, folder: Path) -> None:
         )
     # As it would be read today: keys that have come since have their defaults, or what was done before they came.
     values = read_values(kept)
-    missing = {key: old for key, old in BEFORE.items() if key[1] not in (values.get(key[0]) or {})}
+    missing = {key: old for key, old in DEFAULTS_OF_OLD_RUNS.items() if key[1] not in (values.get(key[0]) or {})}
     for (section, key), old in missing.items():
         settings: Section = getattr(recipe, section)
         if key not in settings.model_fields_set:
@@ -149,8 +150,8 @@ def check_same_recipe(recipe: Recipe, folder: Path) -> None:
             if old != new and f"{section}.{key}" not in may_change:
                 where, old, new = _difference(f"{section}.{key}", old, new)
                 raise BadRequestError(
-                    f"{folder} was started with {where}={shown(old)}, and now it is {shown(new)}; give another "
-                    "training.output_dir, or the old value"
+                    f"{folder} was started with {where}={shown(old)}, and now it is {shown(new)}; choose another "
+                    "training.output_dir, or restore the old value"
                 )
 
 
@@ -194,9 +195,10 @@ def _check(given: dict[Any, Any], path: Path) -> Recipe:
         )
     if growth.method is None and len(growth.stages) > 1 and model.checkpoint is None:  # which is read later
         kind = {"pattention_kind": model.pattention_kind} if model.pattention_kind else {}
-        with config_errors_in_one_line():
+        with config_errors_in_one_line(path):
             growth.method = data.config_class(**kind).growth_method
-    return Recipe(_name(given.get("name"), path), model.model_dump(exclude_unset=True), data, training, growth)
+    name = _name(given.get("name"), path)
+    return Recipe(path, name, model.model_dump(exclude_unset=True), data, training, growth)
 
 
 def _name(given: Any, path: Path) -> str:
@@ -205,17 +207,15 @@ def _name(given: Any, path: Path) -> str:
     if not name.strip(". ") or not name.isprintable() or any(sign in name for sign in "/\\") or len(name) > 200:
         raise BadRequestError(
             f"{path}: name is {shown(given if given is not None else name)}; it names one folder inside runs/, without "
-            "slashes; for another place give training.output_dir"
+            "slashes; for another place set training.output_dir"
         )
     return name
 
 
 @contextmanager
-def config_errors_in_one_line() -> Iterator[None]:
-    """What is wrong with a configuration: the sentence of the innermost error, without what is around it."""
+def config_errors_in_one_line(path: Path) -> Iterator[None]:
+    """Of what a configuration says of a recipe's values, the innermost error's sentence."""
     try:
         yield
-    except BadRequestError:
-        raise
-    except (StrictDataclassError, ValueError) as error:
-        raise BadRequestError(f"model: {innermost(error)}") from error
+    except StrictDataclassError as error:
+        raise BadRequestError(f"{path}: model: {innermost(error)}") from error

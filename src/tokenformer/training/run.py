@@ -37,14 +37,14 @@ from .checkpoint import checkpoint_step, checkpoints, grow_checkpoint, last_good
 from .distributed import load_model, naming_a_lost_process, say_what_is_parallel
 from .ema import FILE as AVERAGE_FILE
 from .ema import averaged_model
-from .ladder import Ladder, Stage, build_ladder, first_config, overruled
+from .ladder import Ladder, Stage, build_ladder, first_config, ignored_model_keys
 from .memory import check_memory
 from .optimizer_state import FILE as OPTIMIZER_FILE
 from .recipe import Recipe, check_same_recipe
 from .summary import card_facts
-from .support import check_fsdp
+from .support import check_fsdp, version_warning
 from .trainer import LadderTrainer, stage_folder, trainer_arguments
-from .validation import check_growth, validation_names
+from .validation import check_loss_unchanged, validation_names
 
 
 class StoppedError(Exception):
@@ -93,11 +93,12 @@ def train(recipe: Recipe, console: Console | None = None) -> Path:
         ladder = build_ladder(recipe, processes.num_processes)
         check_memory(recipe, ladder, processes.num_processes)
         run = Run(recipe, processes, console, Metrics(recipe.folder / "metrics.jsonl", ladder), Signals())
-        if overruled(recipe):
-            keys = ", ".join(f"model.{key}" for key in overruled(recipe))
+        if ignored_model_keys(recipe):
+            keys = ", ".join(f"model.{key}" for key in ignored_model_keys(recipe))
             run.say(f"model.checkpoint decides the model; ignored: {keys}")
-        if ladder.warning:
-            run.say(f"warning: {ladder.warning}")
+        for warning in (version_warning(transformers.__version__), ladder.warning):
+            if warning:
+                run.say(f"warning: {warning}")
         with run.signals.listening(), naming_a_lost_process(recipe.folder, processes):
             for number in range(1, len(ladder.stages) + 1):
                 ladder = _start_of_stage(run, ladder, number)
@@ -108,11 +109,11 @@ def train(recipe: Recipe, console: Console | None = None) -> Path:
 def _check_before_reading(recipe: Recipe, processes: int) -> None:
     """Refuse everything that can be refused without the data, which may take hours to prepare."""
     if recipe.training.fp16 and not torch.cuda.is_available():
-        raise BadRequestError("training.fp16 is true, and there is no GPU here to compute in it; use training.bf16")
+        raise BadRequestError("training.fp16 is true, but no GPU was found; use training.bf16")
     if recipe.training.parallel == "fsdp" and processes > 1:
         check_fsdp(transformers.__version__)
     recipe.check_data(processes)
-    recipe.data.look_ahead(count=False)
+    recipe.data.inspect(count_samples=False)
     trainer_arguments(recipe, stage=1, steps=1)
     config = first_config(recipe)
     if not recipe.growth.in_epochs and not recipe.data.assumptions(config):
@@ -130,12 +131,12 @@ def _run_lock(folder: Path, processes: PartialState) -> Iterator[None]:
         (folder / "lock").touch()
     except OSError as error:
         raise BadRequestError(
-            f"{folder} cannot be written ({error.strerror}); give another training.output_dir"
+            f"{folder} cannot be written ({error.strerror}); choose another training.output_dir"
         ) from error
     with lock(folder / "lock", wait=False) as held:
         if not held:
             raise BadRequestError(
-                f"another process is training in {folder}; wait for it, or give another training.output_dir"
+                f"another process is training in {folder}; wait for it, or choose another training.output_dir"
             )
         yield
 
@@ -203,7 +204,7 @@ def _end_of_stage(run: Run, ladder: Ladder, number: int) -> None:
         step = checkpoint_step(_verified(run, number))
         ended = _read_json(result, "step", "parameters")
         if ended is None:
-            run.say(f"warning: {result} is damaged; the end of stage {number} is measured again")
+            run.say(f"warning: {result} is damaged; measuring the end of stage {number} again")
         if ended is None or step != ended["step"]:
             result.unlink()
     run.processes.wait_for_everyone()
@@ -225,7 +226,7 @@ def _first_checkpoint(run: Run, stage: Stage, target: Path) -> None:
         if given is None:
             return
         if not same:
-            run.say(f"{given} was trained for other outputs: its last layer starts afresh, and Adam too")
+            run.say(f"{given} has other classes: the classifier is initialised anew, and Adam's state is reset")
             return
         for name in (OPTIMIZER_FILE, *([AVERAGE_FILE] if run.recipe.training.ema else [])):
             if (Path(given) / name).exists():
@@ -306,8 +307,8 @@ def _measure_growth(run: Run, stage: Stage, trainer: LadderTrainer) -> None:
     before = _read_json(folder / "result.json", "step", "parameters")
     if before is None:
         raise BadFileError(
-            f"{folder / 'result.json'} is damaged; delete it and {stage_folder(run.recipe, stage.number)}, and the end "
-            f"of stage {stage.number - 1} is measured again"
+            f"{folder / 'result.json'} is damaged; delete it and {stage_folder(run.recipe, stage.number)} to measure "
+            f"the end of stage {stage.number - 1} again"
         )
     after = validation_names(trainer.measured())
     if run.processes.is_main_process:
@@ -320,7 +321,7 @@ def _measure_growth(run: Run, stage: Stage, trainer: LadderTrainer) -> None:
             **{f"{name}_before": before.get(name) for name in after},
             **{f"{name}_after": value for name, value in after.items()},
         )
-    check_growth(before, after, stage.number, stage.growth.method, folder)
+    check_loss_unchanged(before, after, stage.number, stage.growth.method, folder)
 
 
 def _finish_stage(run: Run, stage: Stage, trainer: LadderTrainer, folder: Path) -> None:

@@ -77,7 +77,7 @@ class ModelSettings(Section):
 
 class _TextModel(ModelSettings):
     @classmethod
-    def misplaced(cls) -> dict[str, str]:
+    def keys_of_other_recipes(cls) -> dict[str, str]:
         return dict.fromkeys(ImageModel.model_fields, ONLY_FOR_IMAGES)
 
 
@@ -85,7 +85,7 @@ class _ImageModel(ModelSettings):
     num_labels: Any = None
 
     @classmethod
-    def misplaced(cls) -> dict[str, str]:
+    def keys_of_other_recipes(cls) -> dict[str, str]:
         return dict.fromkeys(TextModel.model_fields, ONLY_FOR_TEXT)
 
 
@@ -122,18 +122,13 @@ class StageSettings(Section):
     trains: Literal["all", "new"] | None = None
     learning_rate: Positive | None = None
 
-    @classmethod
-    def refuse(cls, key: str, where: str) -> str:
-        why = cls.misplaced().get(key)
-        return f"{where}{key!r} {why}; choose one of {', '.join(cls.budgets)}" if why else super().refuse(key, where)
-
     @model_validator(mode="after")
     def _check_budget(self) -> Self:
         given = [key for key in self.budgets if getattr(self, key) is not None]
         if len(given) != 1:
             known = f"{', '.join(self.budgets[:-1])} and {self.budgets[-1]}"
             raise ValueError(
-                f"{' and '.join(given) or 'no budget'} given; give one of {known}, as steps=100, with the others left "
+                f"{' and '.join(given) or 'no budget'} given; set one of {known}, as steps=100, with the others left "
                 "out or null"
             )
         return self
@@ -146,8 +141,8 @@ class TextStage(StageSettings):
     tokens: Positive | None = None
 
     @classmethod
-    def misplaced(cls) -> dict[str, str]:
-        return dict.fromkeys(ImageStage.budgets, ONLY_FOR_IMAGES)
+    def keys_of_other_recipes(cls) -> dict[str, str]:
+        return dict.fromkeys(ImageStage.budgets, f"{ONLY_FOR_IMAGES}; use steps or tokens")
 
 
 class ImageStage(StageSettings):
@@ -158,8 +153,8 @@ class ImageStage(StageSettings):
     epochs: Positive | None = None
 
     @classmethod
-    def misplaced(cls) -> dict[str, str]:
-        return dict.fromkeys(TextStage.budgets, ONLY_FOR_TEXT)
+    def keys_of_other_recipes(cls) -> dict[str, str]:
+        return dict.fromkeys(TextStage.budgets, f"{ONLY_FOR_TEXT}; use steps, images or epochs")
 
 
 class GrowthSettings(Section):
@@ -210,7 +205,7 @@ class GrowthSettings(Section):
             sizes = [key for key in ("factor", "to", "num_tokens", "depth") if getattr(stage, key) is not None]
             beside = len(sizes) == 2 and "depth" in sizes and "to" not in sizes
             if sizes if i == 0 else len(sizes) != 1 and not beside:
-                rule = "give one of factor, to, num_tokens, depth; depth may stand beside factor or num_tokens"
+                rule = "set one of factor, to, num_tokens, depth; depth may stand beside factor or num_tokens"
                 rule = rule if i else "the first stage has the model's own size"
                 raise ValueError(f"stages[{i}] has {' and '.join(sizes) or 'no size'}; {rule}")
         if self.trigger == "plateau" and len(self.stages) < 2:
@@ -296,10 +291,11 @@ class TrainingSettings(Section):
         return self
 
     @classmethod
-    def refuse(cls, key: str, where: str) -> str:
+    def unknown_key_message(cls, key: str, where: str) -> str:
         if key in cls.decided:
-            return f"{where}{key!r} is not for a recipe to decide; {cls.decided[key]}"
-        return super().refuse(key, where)
+            reason = f"{key!r} is not for a recipe to decide; {cls.decided[key]}"
+            return f"{where}: {reason}" if where else reason
+        return super().unknown_key_message(key, where)
 
     @property
     def most_held_out(self) -> int | None:
@@ -342,8 +338,8 @@ class _TextTraining(TrainingSettings):
         return self.validation_blocks
 
     @classmethod
-    def misplaced(cls) -> dict[str, str]:
-        return {"validation_images": ONLY_FOR_IMAGES}
+    def keys_of_other_recipes(cls) -> dict[str, str]:
+        return {"validation_images": f"{ONLY_FOR_IMAGES}; use validation_blocks"}
 
 
 class _ImageTraining(TrainingSettings):
@@ -356,8 +352,8 @@ class _ImageTraining(TrainingSettings):
         return self.validation_images
 
     @classmethod
-    def misplaced(cls) -> dict[str, str]:
-        return {"validation_blocks": ONLY_FOR_TEXT}
+    def keys_of_other_recipes(cls) -> dict[str, str]:
+        return {"validation_blocks": f"{ONLY_FOR_TEXT}; use validation_images"}
 
 
 TextTraining, ImageTraining = (

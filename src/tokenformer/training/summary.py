@@ -15,7 +15,7 @@ from .callbacks import read_entry
 from .recipe import Recipe
 
 # What a stage may have ended with, beside the loss of its weights.
-MORE = {
+EXTRA_COLUMNS = {
     "validation_accuracy": "accuracy",
     "ema_validation_loss": "loss,\naveraged",
     "ema_validation_accuracy": "accuracy,\naveraged",
@@ -25,9 +25,9 @@ MORE = {
 def stage_table(folder: Path) -> tuple[list[str], list[list[str]]]:
     """The columns and rows of a table of the stages that have ended."""
     growths, ends, unit = _read_stages(folder)
-    more = [name for name in MORE if any(name in end for end in ends)]
+    more = [name for name in EXTRA_COLUMNS if any(name in end for end in ends)]
     losses = ["loss before\ngrowth", "loss after\ngrowth", "loss at\nthe end"]
-    columns = ["stage", "parameters", f"{unit} so far", "growth", *losses, *(MORE[name] for name in more)]
+    columns = ["stage", "parameters", f"{unit} so far", "growth", *losses, *(EXTRA_COLUMNS[name] for name in more)]
     rows = []
     for end in ends:
         growth = growths.get(end["stage"], {})

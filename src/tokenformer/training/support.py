@@ -6,7 +6,8 @@ The model, growth, adoption and evaluation use no private methods and do not com
 
 from ..errors import BadRequestError, require
 
-TRIED = "5.16 to 5.23"
+# The oldest and the newest minor that `make test-versions` has run; `tokenformer train --help` names them too.
+TRIED = "5.16", "5.23"
 FIRST_WITH_FSDP = (5, 19)  # by tests/test_training_parallel.py; with 5.18 products of cut-up tensors fail
 PRIVATE_METHODS = (
     "_clip_grad_norm",
@@ -26,13 +27,30 @@ def check_trainer(trainer: type, version: str) -> None:
     gone = [name for name in PRIVATE_METHODS if not hasattr(trainer, name)]
     if gone:
         raise BadRequestError(
-            f"training needs transformers {TRIED}; {version} is installed, whose Trainer has no {', '.join(gone)}"
+            f"training needs transformers {' to '.join(TRIED)}; {version} is installed, whose Trainer has no "
+            f"{', '.join(gone)}"
         )
+
+
+def version_warning(version: str) -> str | None:
+    """What to say of a transformers that is newer than what was tried."""
+    major, newest = _minor(TRIED[1])
+    if _minor(version) <= (major, newest):
+        return None
+    return (
+        f"training was tried with transformers {' to '.join(TRIED)}, and {version} is installed; if it fails: "
+        f'pip install "transformers<{major}.{newest + 1}"'
+    )
 
 
 def has_fsdp(version: str) -> bool:
     """Whether this transformers' own FSDP2 can train our models."""
-    return tuple(int(part) for part in version.split(".")[:2]) >= FIRST_WITH_FSDP
+    return _minor(version) >= FIRST_WITH_FSDP
+
+
+def _minor(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
 
 
 def check_fsdp(version: str) -> None:

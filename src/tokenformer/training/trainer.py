@@ -25,7 +25,7 @@ from ..io import naming, partial_path, seal_folder
 from . import optimizer_state
 from .checkpoint import checkpoints, last_good, mark_kept, prune
 from .ema import WeightAverage
-from .frozen import FrozenRows, RisingRows
+from .held_rows import FrozenRows, NewTokenWarmup
 from .ladder import Ladder, Stage
 from .rates import divide_by_share, share_by_depth
 from .recipe import Recipe
@@ -93,7 +93,7 @@ class LadderTrainer(Trainer):
         optimizer = super().create_optimizer(model)
         divide_by_share(optimizer, self.plain_model, self._rate_shares())
         if self.stage.growth is not None:
-            self._warm_up(RisingRows(self.plain_model, self.stage.growth), optimizer)
+            self._warm_up(NewTokenWarmup(self.plain_model, self.stage.growth), optimizer)
         if self.frozen is not None:
             frozen = self.frozen
             optimizer.register_step_post_hook(lambda *_: frozen.put_back())
@@ -102,18 +102,18 @@ class LadderTrainer(Trainer):
             optimizer.register_step_post_hook(lambda *_: average.update())
         return optimizer
 
-    def _warm_up(self, new: RisingRows, optimizer: torch.optim.Optimizer) -> None:
+    def _warm_up(self, new: NewTokenWarmup, optimizer: torch.optim.Optimizer) -> None:
         """Let the steps of new tokens become as large as those of the old ones over the first steps of the stage."""
         steps, start = self.recipe.growth.new_token_warmup, self.stage.start
 
         def before(*_: Any) -> None:
             if self.state.global_step - start < steps:
-                new.remember()
+                new.before_step()
 
         def after(*_: Any) -> None:
             done = self.state.global_step - start
             if done < steps:
-                new.cut_down((done + 1) / (steps + 1))
+                new.scale_step((done + 1) / (steps + 1))
 
         optimizer.register_step_pre_hook(before)
         optimizer.register_step_post_hook(after)
@@ -127,7 +127,7 @@ class LadderTrainer(Trainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
         """The ladder's schedule, by the step of the whole run."""
-        scheduler = LambdaLR(optimizer or self._plain_optimizer, self.ladder.rate_at)
+        scheduler = LambdaLR(optimizer or self._plain_optimizer, self.ladder.rate_factor)
         self.lr_scheduler, self._created_lr_scheduler = scheduler, True
         return scheduler
 
@@ -259,7 +259,7 @@ class LadderTrainer(Trainer):
         # The schedule is a function of the step, so it is set to where it stands, not loaded.
         scheduler: Any = self.lr_scheduler
         scheduler.last_epoch = self.state.global_step
-        scheduler._last_lr = [base * self.ladder.rate_at(scheduler.last_epoch) for base in scheduler.base_lrs]
+        scheduler._last_lr = [base * self.ladder.rate_factor(scheduler.last_epoch) for base in scheduler.base_lrs]
         for group, rate in zip(scheduler.optimizer.param_groups, scheduler._last_lr, strict=True):
             group["lr"] = rate
 
@@ -298,7 +298,7 @@ def trainer_arguments(recipe: Recipe, stage: int, steps: int) -> TrainingArgumen
     try:
         return TrainingArguments(**arguments)
     except (ValueError, ImportError) as error:  # what TrainingArguments says of the user's values
-        raise BadRequestError(f"training: {one_line(error)}") from error
+        raise BadRequestError(f"{recipe.path}: training: {one_line(error)}") from error
 
 
 def check_reporters(names: str | list[str]) -> None:

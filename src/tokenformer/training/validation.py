@@ -94,7 +94,9 @@ def in_full_precision(model: nn.Module) -> Iterator[None]:
             model.forward = mixed
 
 
-def check_growth(before: Mapping[str, Any], after: Mapping[str, float], stage: int, method: str, folder: Path) -> None:
+def check_loss_unchanged(
+    before: Mapping[str, Any], after: Mapping[str, float], stage: int, method: str, folder: Path
+) -> None:
     """Compare what was measured just after growth into a stage with what the one before, in `folder`, ended with."""
     for name in after:
         was = before.get(name)

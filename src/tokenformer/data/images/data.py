@@ -81,8 +81,8 @@ class ImageData(TrainingData):
         if self.settings.augment.mixes:
             check_even_batch(batch)
 
-    def look_ahead(self, *, count: bool) -> None:
-        if count:
+    def inspect(self, *, count_samples: bool) -> None:
+        if count_samples:
             self.prepare()
 
     def prepare(self, console: Console | None = None) -> Self:
@@ -228,7 +228,7 @@ def _parted(gallery: Gallery, settings: ImageSettings) -> dict[str, np.ndarray]:
         if not len(rows):
             raise BadRequestError(
                 f"{len(gallery)} images (duplicates counted once) are too few to give {part} a share of "
-                f"{shares[PARTS.index(part)]:g}; give more, other shares, or validation images"
+                f"{shares[PARTS.index(part)]:g}; use more images or other shares, or set validation"
             )
     return parts
 

@@ -119,7 +119,7 @@ class Pictures(Dataset[dict[str, Any]]):
                 return found, open_picture(self.gallery, int(self.rows[found]), self.settings.channels)
             except BadImageError as error:
                 if self.settings.strict:
-                    raise BadImageError(f"{error}; set strict to false to go on without it, or mend it") from error
+                    raise BadImageError(f"{error}; set strict to false to go on without it, or fix it") from error
                 self._bad[found] = True
                 logger.warning("%s; another image takes its place", error)
         raise BadImageError(f"none of {len(self):,} images can be decoded, as {self.gallery.where(int(self.rows[0]))}")
@@ -163,7 +163,7 @@ def decode(image: Any, channels: int) -> Any:
             opened.load()
             picture, sixteen = _upright(opened), opened.format == "PPM"  # whose 16 bits Pillow keeps in 32
     if picture.mode in ("F", "I") and not sixteen:
-        raise ValueError("it has 32 bits a pixel, of which nothing says what is white; save it with 8 or 16")
+        raise ValueError("it has 32 bits per pixel and no defined white level; save it with 8 or 16")
     if picture.mode.startswith("I"):  # 16 bits of grey, which a plain conversion would cut off at 255
         grey = np.asarray(picture).astype(np.int64) >> 8
         picture = pillow.Image.fromarray(grey.clip(0, 255).astype(np.uint8))

@@ -126,7 +126,7 @@ class ImageSettings(Section):
     augment: AugmentSettings = AugmentSettings()
 
     @classmethod
-    def misplaced(cls) -> dict[str, str]:
+    def keys_of_other_recipes(cls) -> dict[str, str]:
         from ..text.settings import TextSettings  # not before there is an error to explain
 
         return dict.fromkeys(TextSettings.model_fields, ONLY_FOR_TEXT)
@@ -135,7 +135,7 @@ class ImageSettings(Section):
     def _check(self) -> Self:
         check_split(self.split, self.validation)
         if (self.mean is None) != (self.std is None):
-            raise ValueError("one of mean and std was given; give both, or name known ones with normalise")
+            raise ValueError("one of mean and std was given; set both, or choose known ones with normalise")
         for name, values in (("mean", self.pixel_mean), ("std", self.pixel_std)):
             if len(values) != self.channels:
                 raise ValueError(

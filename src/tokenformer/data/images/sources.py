@@ -4,7 +4,6 @@ Enters: an ImageSettings and a part, train or validation. Leaves: a Gallery, row
 that any process can read, with a label each and the names of the classes. Nothing is decoded here.
 """
 
-import glob
 import hashlib
 import struct
 from collections import Counter
@@ -22,9 +21,8 @@ from ..sources import (
     check_apart,
     check_readable,
     files_in,
-    is_saved_dataset,
+    kind_of_source,
     load_datasets,
-    looks_like_hub,
     matching_files,
     no_such_source,
     opened,
@@ -172,7 +170,7 @@ def _by_name(source: PictureSource, labels: np.ndarray, names: list[str]) -> np.
         if str(number) not in position:
             raise BadRequestError(
                 f"{source.where(int(row))} has the label {number}, and the classes have names: {_some(names)}; set "
-                "class_names, or give labels of one kind in all sources"
+                "class_names, or use labels of one kind in all sources"
             )
     return np.array([position[str(number)] for number in labels.tolist()], np.int64)
 
@@ -188,8 +186,8 @@ def _same_names(source: PictureSource, names: list[str]) -> None:
 def _checked_numbers(source: PictureSource) -> np.ndarray:
     labels = source.labels
     for wrong, why in (
-        (labels < 0, "a class is 0 or more; is this a part without labels?"),
-        (labels >= MAX_CLASSES, f"more than {MAX_CLASSES:,} classes cannot be; set label_column"),
+        (labels < 0, "labels start at 0; is this split unlabelled?"),
+        (labels >= MAX_CLASSES, f"more than {MAX_CLASSES:,} classes are not supported; set label_column"),
     ):
         if wrong.any():
             row = int(np.argmax(wrong))
@@ -202,44 +200,42 @@ def _some(names: list[str]) -> str:
 
 
 def _find(name: str, settings: ImageSettings, part: str) -> Iterator[PictureSource]:
-    path = Path(name).expanduser()
+    path, kind = Path(name).expanduser(), kind_of_source(name, {"digits"})
     split = settings.hub_split if part == "train" else settings.hub_validation_split
-    if name == "digits":
+    if kind == "built in":
         if path.exists():
             raise BadRequestError("digits are scikit-learn's, and there is a folder of that name; write ./digits")
         yield _digits()
-    elif name.startswith(HUB_PREFIX):
+    elif kind == "hub":
         yield _dataset(name.removeprefix(HUB_PREFIX), settings, split)
-    elif path.is_dir() and is_saved_dataset(path):
+    elif kind == "saved dataset":
         yield _dataset(str(path), settings, split, saved=True)
-    elif path.is_dir():
+    elif kind == "folder":
         yield _idx_folder(path, part) if _has_idx(path) else _class_folder(path)
-    elif path.exists():
+    elif kind == "file":
         check_readable(path)
         yield _file(path, settings)
-    elif glob.has_magic(name):
+    elif kind == "pattern":
         yield from (_file(file, settings) for file in matching_files(name))
-    elif looks_like_hub(name):
-        yield _dataset(name, settings, split)
     else:
         raise no_such_source(name)
 
 
 def _places(name: str, settings: ImageSettings, part: str) -> set[str]:
     """What a name stands for: files, folders, parts of a dataset. The same for the same images of two parts."""
-    path = Path(name).expanduser()
-    if name == "digits":
-        return {name}
-    if path.is_dir() and _has_idx(path):
-        paths = list(path.glob(f"{IDX_PARTS[part]}{IDX_IMAGES}*"))
-    elif path.exists():
-        paths = [path]
-    else:
-        paths = [Path(file) for file in glob.glob(str(path), recursive=True)]
-    if paths and not (path / "dataset_dict.json").exists():
-        return {str(found.resolve()) for found in paths}
+    path, kind = Path(name).expanduser(), kind_of_source(name, {"digits"})
     split = settings.hub_split if part == "train" else settings.hub_validation_split
-    return {f"{path.resolve() if paths else name.removeprefix(HUB_PREFIX)} {settings.hub_config} {split}"}
+    if kind in ("built in", "nothing"):
+        return {name}
+    if kind == "hub":
+        return {f"{name.removeprefix(HUB_PREFIX)} {settings.hub_config} {split}"}
+    if (path / "dataset_dict.json").exists():
+        return {f"{path.resolve()} {settings.hub_config} {split}"}
+    if kind == "pattern":
+        return {str(file.resolve()) for file in matching_files(name)}
+    if kind == "folder" and _has_idx(path):
+        return {str(file.resolve()) for file in path.glob(f"{IDX_PARTS[part]}{IDX_IMAGES}*")}
+    return {str(path.resolve())}
 
 
 def _has_idx(folder: Path) -> bool:
@@ -252,7 +248,7 @@ def _file(path: Path, settings: ImageSettings) -> PictureSource:
     if IDX_IMAGES in path.name:
         return _idx(path)
     raise BadRequestError(
-        f"{path} is not a source of labelled images; give a folder with a sub-folder for each class, .parquet, or "
+        f"{path} is not a source of labelled images; use a folder with a sub-folder for each class, .parquet, or "
         f"…-{IDX_IMAGES}.gz"
     )
 
@@ -261,7 +257,7 @@ def _class_folder(folder: Path) -> PictureSource:
     """A folder with a sub-folder for each class; what is below that belongs to it too."""
     loose = [file for file in sorted(folder.iterdir()) if file.is_file() and file.suffix.lower() in ENDINGS]
     if loose:
-        raise BadRequestError(f"{loose[0]} is in no sub-folder, whose name would be its class; move it into one")
+        raise BadRequestError(f"{loose[0]} is not in a class folder; move it into one")
     # One by one: the folder of a class may be a link, which a walk from above would not follow.
     folders = sorted(inner for inner in folder.iterdir() if inner.is_dir() and not inner.name.startswith("."))
     files = [file for inner in folders for file in files_in(inner) if file.suffix.lower() in ENDINGS]
@@ -278,7 +274,7 @@ def _class_folder(folder: Path) -> PictureSource:
         held_out = next((part for part in parts if part.lower().startswith("val")), None)
         held_out = held_out or next((part for part in parts if part != trained), None)
         raise BadRequestError(
-            f"the sub-folders of {folder} are {', '.join(parts)}, which are parts and not classes; give "
+            f"the sub-folders of {folder} are {', '.join(parts)}, which are parts and not classes; set "
             f"images={folder / trained}" + (f" and validation={folder / held_out}" if held_out else "")
         )
     empty = {inner.name for inner in folders} - set(classes)
@@ -306,7 +302,7 @@ def _fault(path: Path) -> str:
     try:
         return "cannot be loaded" if pq.ParquetFile(path).metadata.num_rows else "has no rows"
     except Exception:
-        return "is not a whole Parquet file"
+        return "is a damaged or incomplete Parquet file"
 
 
 def _dataset(name: str, settings: ImageSettings, split: str, saved: bool = False) -> PictureSource:

@@ -90,7 +90,7 @@ class TextData(TrainingData):
                 "leave it at 0"
             )
 
-    def look_ahead(self, *, count: bool) -> None:
+    def inspect(self, *, count_samples: bool) -> None:
         """The tokenizer, if it need not be fetched."""
         name = self.settings.tokenizer
         if name == "bytes" or Path(name).expanduser().exists():
@@ -275,7 +275,7 @@ def _write(
         if count["blocks"] == 0:
             raise BadRequestError(
                 f"the {part} text has {count['tokens']:,} tokens, fewer than one block of {settings.block_length:,}; "
-                f"give more text or a smaller block_length"
+                f"use more text or a smaller block_length"
                 + (", or another validation_fraction (0 holds nothing out)" if part == "validation" else "")
             )
     return {"dtype": dtype.__name__, "stats": _stats(counts, selections, replaced)}

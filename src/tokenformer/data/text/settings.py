@@ -52,7 +52,7 @@ class TextSettings(Section):
     hub_validation_split: str = "validation"
 
     @classmethod
-    def misplaced(cls) -> dict[str, str]:
+    def keys_of_other_recipes(cls) -> dict[str, str]:
         from ..images.settings import ImageSettings  # not before there is an error to explain
 
         return dict.fromkeys(ImageSettings.model_fields, ONLY_FOR_IMAGES)
@@ -62,8 +62,8 @@ class TextSettings(Section):
         check_split(self.split, self.validation)
         if self.split is not None and self.streaming:
             raise ValueError(
-                "split cuts by position, and the length of a stream is not known; give validation sources or a "
-                "validation_fraction, or set streaming to false"
+                "split cuts by position, and the length of a stream is not known; set validation or "
+                "validation_fraction instead, or streaming to false"
             )
         return self
 

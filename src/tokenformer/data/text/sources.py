@@ -22,8 +22,7 @@ from ..sources import (
     check_apart,
     check_readable,
     files_in,
-    is_saved_dataset,
-    looks_like_hub,
+    kind_of_source,
     matching_files,
     no_such_source,
     opened,
@@ -155,7 +154,7 @@ class Parquet(RowSource):
                                 yield row, self._text(value, column, row)
                             row += 1
         except (pyarrow.ArrowException, OSError) as error:
-            raise BadFileError(f"{self.name} is not a whole Parquet file: {one_line(error)}") from error
+            raise BadFileError(f"{self.name} is a damaged or incomplete Parquet file: {one_line(error)}") from error
 
 
 @dataclass(frozen=True)
@@ -205,25 +204,23 @@ def find_sources(settings: TextSettings, part: str = "train") -> list[Source]:
 
 
 def _find(name: str, settings: TextSettings, split: str) -> Iterator[Source]:
-    path = Path(name).expanduser()
-    if name == "stdlib":
+    path, kind = Path(name).expanduser(), kind_of_source(name, {"stdlib"})
+    if kind == "built in":
         yield from _library()
-    elif name.startswith(HUB_PREFIX):
+    elif kind == "hub":
         yield _dataset(name.removeprefix(HUB_PREFIX), settings, split)
-    elif is_saved_dataset(path):
+    elif kind == "saved dataset":
         yield _dataset(str(path), settings, split, saved=True)
-    elif path.is_dir():
+    elif kind == "folder":
         files = files_in(path)
         if not files:
             raise BadRequestError(f"the folder {name} has no files in it")
         yield from (_reader(file, found=True) for file in files)
-    elif path.exists():
+    elif kind == "file":
         check_readable(path)
         yield _reader(path)
-    elif any(sign in name for sign in "*?["):
+    elif kind == "pattern":
         yield from (_reader(file, found=True) for file in matching_files(name))
-    elif looks_like_hub(name):
-        yield _dataset(name, settings, split)
     else:
         raise no_such_source(name)
 

@@ -85,8 +85,8 @@ def _select_head(settings: TextSettings, advance: Callable[[int], None]) -> Sele
     held_out = choose_held_out(found.digests, settings.validation_fraction, settings.split_seed)
     if held_out is None:
         raise BadRequestError(
-            "a stream of one document has none to hold out; give validation sources, or validation_fraction=0, "
-            "or set streaming to false"
+            "a stream of one document has none to hold out; set validation, or validation_fraction=0, or "
+            "streaming to false"
         )
     return _select_documents(settings, corpus, found, ("validation",), held_out, STREAM_HEAD)
 

@@ -2,8 +2,8 @@
 
 FrozenRows is for training only new tokens and blocks: old tokens, and everything in old blocks that is not a token, get
 no gradient (a Pattention does not even compute it), and are put back after every optimizer step, so that neither weight
-decay nor momentum moves them by a bit. RisingRows is for the first steps after growth. Adam has not seen a gradient of
-the new tokens yet, divides each by its own size, and would move all of them by the whole rate at once.
+decay nor momentum moves them by a bit. NewTokenWarmup is for the first steps after growth: Adam has not seen a gradient
+of the new tokens yet, divides each by its own size, and would move all of them by the whole rate at once.
 """
 
 import torch
@@ -47,8 +47,8 @@ class FrozenRows:
             local(parameter)[:rows] = values
 
 
-class RisingRows:
-    """The rows that `growth` appended, and its new blocks, each step of which is cut down to a share of itself."""
+class NewTokenWarmup:
+    """The rows that `growth` appended, and its new blocks, of whose steps only a share is taken."""
 
     def __init__(self, model: nn.Module, growth: Growth) -> None:
         self._first: dict[nn.Parameter, int] = {}  # of the new rows, the first that this process holds
@@ -66,13 +66,13 @@ class RisingRows:
         # Asked for anew each time: DDP gives the parameters other memory when it wraps the model.
         return [local(parameter.detach())[first:] for parameter, first in self._first.items()]
 
-    def remember(self) -> None:
-        """To be called before an optimizer step."""
+    def before_step(self) -> None:
+        """To be called before every optimizer step that is to be scaled."""
         self._before = [rows.clone() for rows in self._rows()]
 
     @torch.no_grad()
-    def cut_down(self, share: float) -> None:
-        """To be called after it."""
+    def scale_step(self, share: float) -> None:
+        """To be called after it, with the share of it that is taken."""
         for rows, before in zip(self._rows(), self._before, strict=True):
             rows.copy_(torch.lerp(before, rows, share))
         self._before = []
