@@ -79,7 +79,7 @@ lint: .venv/installed ## ruff: lint and format
 types: .venv/installed ## mypy on src/
 	$(BIN)/mypy
 
-format: .venv/installed ## let ruff format and mend what it can
+format: .venv/installed ## let ruff fix and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

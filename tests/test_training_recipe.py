@@ -460,7 +460,7 @@ def test_a_mistyped_key_in_a_file_is_refused_in_the_same_words_early_and_late(tm
 
 
 def test_only_what_a_configuration_says_is_the_recipe_s_fault():
-    with pytest.raises(ValueError, match="^a mistake of ours$"), config_errors_in_one_line(Path("recipe.yaml")):
+    with pytest.raises(ValueError, match=r"^a mistake of ours$"), config_errors_in_one_line(Path("recipe.yaml")):
         raise ValueError("a mistake of ours")
 
 

@@ -1,6 +1,6 @@
 """Does `tokenformer plan` predict what ladders reach, and how much of training survives growth?
 
-    python experiments/run.py planning --kept
+    make experiment NAME=planning        or, from what is kept: python experiments/run.py planning --kept
 
 Trains nothing of its own: models from scratch and ladders are those of progressive_scaling. A law is fitted to the best
 run from scratch of every size, at 600 and at 2000 steps, and the share of training that survives growth to the ladders.
@@ -107,8 +107,8 @@ def report() -> None:
         findings["transfer"] = fitted_transfer(law, finished)
         findings["ladders"] = [_ladder(law, i, finished, done[i][1].seed) for i in range(len(finished))]
         findings["budgets"] = {f"{budget:.0e}": _budget(law, budget, findings["transfer"]) for budget in BUDGETS}
+        draw(HERE / "planning.png", [lambda axes: _scatter(axes, findings)])
     write_results(HERE, findings, plan())
-    draw(HERE / "planning.png", [lambda axes: _scatter(axes, findings)])
 
 
 def _point(law: ScalingLaw, name: str, measured: dict[str, FinishedRun]) -> dict[str, float]:
