@@ -178,8 +178,11 @@ def grow_both(model: Any, optimizer: AdamW, growth: Growth, run: Run) -> tuple[A
         adopt(model, growth.adopts, ballast=growth.ballast)
     larger = grow(
         model,
-        None if sizes else growth.factor,
+        None if sizes or growth.factor == 1 else growth.factor,
         num_tokens=sizes or None,
+        depth=growth.depth or None,
+        new_blocks=growth.new_blocks,
+        new_blocks_at=growth.new_blocks_at,
         method=growth.method,
         seed=seed,
         noise=growth.noise,

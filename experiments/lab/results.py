@@ -58,7 +58,8 @@ def shape_at(run: Run, step: int) -> Any:
     for growth in run.growths:
         if growth.step <= step and growth.method != "none":
             if isinstance(shape, TokenFormer):
-                shape = replace(shape, tokens=round(shape.tokens * growth.factor))
+                layers = growth.depth or shape.layers
+                shape = replace(shape, tokens=round(shape.tokens * growth.factor), layers=layers)
             elif growth.adopts:
                 pass  # the host's shape; _adopted says how much more there is
             elif growth.sizes:

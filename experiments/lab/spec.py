@@ -62,7 +62,7 @@ Shape = TokenFormer | NeoX | ViT
 
 @dataclass(frozen=True)
 class Growth:
-    """One growth step: before the training step `step` is made.
+    """One growth step: before the training step `step` is made. `factor` is that of tokens; 1 leaves them.
 
     A Transformer that `adopts` parts becomes a model with Pattentions first, which then grow; its optimizer starts
     afresh, as it does if net2net widens FFNs only. With the method none only rate and optimizer change. `sizes`, in
@@ -82,7 +82,10 @@ class Growth:
     ballast: str = "spread"  # or single
     lr: float | None = None  # the rate from here on; None: as before
     rewarm: int = 0  # steps of wsd over which the rate rises from 0 once more
-    warm_new: int = 0  # steps over which the rate of appended tokens rises to that of the others
+    warm_new: int = 0  # steps over which the rate of new tokens and blocks rises to that of the others
+    depth: int = 0  # blocks from here on; 0: as before
+    new_blocks: str = "copy"  # or fresh
+    new_blocks_at: str = "after_each"  # or top
 
 
 @dataclass(frozen=True)
