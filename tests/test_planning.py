@@ -127,6 +127,19 @@ class TestPlan:
         assert values["model"]["ffn_tokens"] == 64 * factor
         assert values["training"]["rate_base"] == {"hidden_size": 32, "qkv": 16, "out": 16, "ffn": 64}
 
+    def test_the_largest_size_whatever_it_costs(self, recipe):
+        plan = make_plan(load_recipe(recipe), LAW, 3e12, largest=2e6, at_largest=True)
+        assert plan.climb.rungs[-1].size == plan.scratch[-1].rungs[0].size
+        assert plan.best_from_scratch is plan.scratch[-1]
+        assert plan.grows
+
+    def test_a_model_that_was_trained_before_is_refused(self, recipe, tmp_path):
+        loaded = load_recipe(recipe, [f"model={{checkpoint: {tmp_path}}}"])
+        with pytest.raises(
+            BadRequestError, match=r"model\.checkpoint is given, and a law knows models from scratch only"
+        ):
+            make_plan(loaded, LAW, 3e13)
+
     def test_text_that_runs_out_asks_for_larger_sizes(self, recipe):
         free, bound = (make_plan(load_recipe(recipe), LAW, 3e13, units=units) for units in (None, 2e6))
         assert bound.climb.rungs[0].size.parameters > free.climb.rungs[0].size.parameters

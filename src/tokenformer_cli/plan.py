@@ -69,7 +69,7 @@ def plan_command(
         transfer=transfer,
         by=by,  # type: ignore[arg-type]
         largest=largest,
-        end_at_largest=to_largest,
+        at_largest=to_largest,
         units=units,
     )
     _show(plan, found, budget, speed)
@@ -128,7 +128,9 @@ def _show(plan: "Plan", law: "ScalingLaw", budget: float, speed: float | None) -
         "budget": f"{budget:.3g} FLOPs" + (f", {budget / speed / 3600:.3g} h" if speed else ""),
         "law": f"{law.name}: parameters^-{alpha:.2f}, {unit}^-{beta:.2f}",
         "survives growth": f"{plan.transfer:.0%} of training",
-        "best from scratch": f"{plan.best_from_scratch.rungs[0].size.name}: {_loss(plan, plan.best_from_scratch)}",
+        "from scratch"
+        if plan.at_largest
+        else "best from scratch": f"{plan.best_from_scratch.rungs[0].size.name}: {_loss(plan, plan.best_from_scratch)}",
         "smallest size, trained on": _loss(plan, plan.scratch[0]),
         "grown": _loss(plan, plan.climb),
     }
@@ -148,4 +150,5 @@ def _because(plan: "Plan") -> str:
     unsure = "" if deviation is None else f" ± {deviation:.3f}"
     if not plan.grows:
         return f"growing gains {gain:.3f}{unsure}, which is nothing; train {plan.best_from_scratch.rungs[0].size.name}"
-    return f"growing ends {gain:.3f}{unsure} below the best size from scratch, which one would have to know"
+    peer = "that size" if plan.at_largest else "the best size"
+    return f"growing ends {gain:.3f}{unsure} below {peer} from scratch"

@@ -33,7 +33,10 @@ EQUAL = 0.001
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do with a budget. `scratch`: every size trained from scratch with all of it, the smallest first."""
+    """What to do with a budget. `scratch`: every size trained from scratch with all of it, the smallest first.
+
+    at_largest: whether the largest size is wanted, whatever others would reach.
+    """
 
     recipe: Recipe
     by: GrowBy
@@ -42,10 +45,11 @@ class Plan:
     units_per_step: int
     climb: Climb
     scratch: tuple[Climb, ...]
+    at_largest: bool
 
     @property
     def best_from_scratch(self) -> Climb:
-        return min(self.scratch, key=lambda climb: climb.loss)
+        return self.scratch[-1] if self.at_largest else min(self.scratch, key=lambda climb: climb.loss)
 
     @property
     def grows(self) -> bool:
@@ -104,14 +108,18 @@ def make_plan(
     transfer: float = TRANSFER,
     by: GrowBy = "tokens",
     largest: float | None = None,
-    end_at_largest: bool = False,
+    at_largest: bool = False,
     units: float | None = None,
 ) -> Plan:
     """The best ladder for a budget in FLOPs.
 
-    largest: no size beyond so many parameters; with `end_at_largest` the ladder must end at the largest there is.
+    largest: no size beyond so many parameters; with `at_largest` the ladder must end at the largest there is.
     units: how many tokens or images there are; a plan that would read more starts at a larger size.
     """
+    if recipe.model.get("checkpoint"):
+        raise BadRequestError(
+            f"{recipe.path}: model.checkpoint is given, and a law knows models from scratch only; leave it out"
+        )
     recipe.check_data(1)
     recipe.data.inspect(count_samples=False)
     sizes = _sizes(recipe, by, largest)
@@ -121,14 +129,14 @@ def make_plan(
             f"a budget of {budget:.3g} FLOPs is fewer than 100 steps of the smallest size, "
             f"{per_step * sizes[0].flops_per_unit:.3g} FLOPs each; choose a larger one"
         )
-    last = sizes[-1] if end_at_largest else None
+    last = sizes[-1] if at_largest else None
     climb = best_climb(law, sizes, budget, transfer, last=last)
     for smallest in range(1, len(sizes)):
         if units is None or sum(rung.seen for rung in climb.rungs) <= units:
             break
         climb = best_climb(law, sizes[smallest:], budget, transfer, last=last)
     scratch = [climbed(law, [(size, _seen(size, budget, units))], transfer) for size in sizes]
-    return Plan(recipe, by, law, transfer, per_step, climb, tuple(scratch))
+    return Plan(recipe, by, law, transfer, per_step, climb, tuple(scratch), at_largest)
 
 
 def _seen(size: Size, budget: float, units: float | None) -> float:
