@@ -204,7 +204,10 @@ def test_a_trained_classifier_starts_a_run_on_other_classes(ladder_run, tmp_path
     folder = class_folder(tmp_path / "photos", each=6)
     one = {"stages": [{"steps": 1}]}
     recipe = write_image_recipe(tmp_path, data={"images": str(folder)}, growth=one)
-    run(recipe, tmp_path / "other", f"model.checkpoint={start}")
+    console = Console(file=io.StringIO())
+    train(load_recipe(recipe, [f"training.output_dir={tmp_path / 'other'}", f"model.checkpoint={start}"]), console)
+    said = f"{start} has other classes: the classifier is initialised anew, and Adam's state is reset"
+    assert said in console.file.getvalue()
     first, before = (load_file(path / "model.safetensors") for path in (tmp_path / "other/stage-1/checkpoint-0", start))
     assert first["classifier.weight"].shape == (2, 32)
     assert_equal(*({n: t for n, t in one.items() if not n.startswith("classifier")} for one in (first, before)))
@@ -223,9 +226,9 @@ def test_a_trained_classifier_starts_a_run_on_other_classes(ladder_run, tmp_path
     run(recipe, tmp_path / "pixels", f"model.checkpoint={start}", "data.mean=[0.1]", "data.std=[0.5]")
     said = "was trained on pixels of image_mean [0.5], and is given [0.1]; data.normalise, or data.mean and data.std"
     assert said in caplog.text
-    with pytest.raises(BadRequestError, match=r"^model: image_size=9 does not divide into patches of"):
+    with pytest.raises(BadRequestError, match=r"recipe.yaml: model: image_size=9 does not divide into patches of"):
         run(recipe, tmp_path / "odd", f"model.checkpoint={start}", "data.size=9")
-    with pytest.raises(BadRequestError, match=r"^model: drop_path_rate=1.5 was given; it must be at least 0"):
+    with pytest.raises(BadRequestError, match=r"recipe.yaml: model: drop_path_rate=1.5 was given; it must be at least 0"):
         run(recipe, tmp_path / "odd", f"model.checkpoint={start}", "model.drop_path_rate=1.5")
     broken = tmp_path / "broken"
     shutil.copytree(start, broken)
