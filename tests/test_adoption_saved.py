@@ -314,3 +314,26 @@ def test_a_folder_without_a_record_is_not_an_adopted_model(tmp_path):
     host.save_pretrained(tmp_path)
     with pytest.raises(BadFileError, match=r"config.json of a gpt2 model has no record of adopted layers"):
         type(adopt(host)).from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"layers": []}, "cannot be read"),
+        ({"layers": {"layers.0.mlp.dense_h_to_4h": {"d_in": "x", "d_out": 1, "num_tokens": 1}}}, "a layer's sizes are"),
+        ({"growth": [1]}, "a growth step has no method"),
+        ({"ballast": "zz"}, "ballast is 'zz'; choose one of spread, single"),
+        ({"removed": {}}, "removed is not a list"),
+    ],
+)
+def test_a_damaged_record_is_one_line(tmp_path, damage, message):
+    folder = tmp_path / "adopted"
+    adopt(make_host("gpt_neox")).save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["adopted"] |= damage
+    (folder / "config.json").write_text(json.dumps(config))
+    for command in (("info", folder), ("grow", folder, tmp_path / "large", "--factor", 2)):
+        result = run(*command)
+        assert result.exit_code == 1, result.stderr
+        assert message in result.stderr
+        assert result.stderr.count("\n") == 1

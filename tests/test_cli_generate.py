@@ -154,6 +154,9 @@ def test_refusals(tmp_path, folder):
     ended(run("generate", tmp_path / "other", "a"), 2, "other has no tokenizer", "300 is not one of bytes")
     (tmp_path / "other" / "tokenizer.json").write_text("{}")
     ended(run("generate", tmp_path / "other", "a"), 1, "the tokenizer in", "cannot be read")
+    (tmp_path / "other" / "tokenizer.json").unlink()
+    (tmp_path / "other" / "tokenizer_config.json").write_text("{}")
+    ended(run("generate", tmp_path / "other", "a"), 1, "other holds no tokenizer; put the model's tokenizer.json into")
 
 
 def test_text_arrives_while_it_is_made(folder):

@@ -153,8 +153,22 @@ def test_tokenizers_that_cannot_be_had(tmp_path):
     with pytest.raises(BadFileError, match=r"broken.json is not a tokenizer.json"):
         load_tokenizer(tmp_path / "broken.json")
     (tmp_path / "empty").mkdir()
+    for name, content in (
+        (None, None),
+        ("config.json", '{"model_type": "gpt2"}'),
+        ("tokenizer_config.json", "{}"),
+        ("config.json", '{"model_type": "bert"}'),
+        ("config.json", '{"model_type": "llama"}'),
+    ):
+        if name is not None:
+            (tmp_path / "empty" / name).write_text(content)
+        with pytest.raises(BadFileError, match="empty holds no tokenizer; give bytes, or a folder with a tokenizer"):
+            load_tokenizer(tmp_path / "empty")
+    (tmp_path / "empty" / "tokenizer.json").write_text("{")
     with pytest.raises(BadFileError, match="transformers cannot load a tokenizer from the folder"):
         load_tokenizer(tmp_path / "empty")
+    with pytest.raises(BadRequestError, match="at most 1,048,576 are possible"):
+        train_tokenizer(TextSettings(train=str(tmp_path)), 2**20 + 1)
     with pytest.raises(BadRequestError, match="'byte' is neither bytes nor a local path, and could not be loaded"):
         load_tokenizer("byte")
     with pytest.raises(BadRequestError, match="need at least 257"):

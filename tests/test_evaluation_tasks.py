@@ -277,6 +277,7 @@ def test_mistakes_in_the_request(tmp_path, data, folder, monkeypatch):
     ended(run("eval", folder, "--text", text, "--data", data), 2, "--data was given, but it only works with --tasks")
     ended(run(*piqa, "--stride", 3), 2, "--stride was given, but it only works with --text")
     ended(run(*piqa, "--limit", 0), 2, "limit 0 was given; at least 1 row")
+    ended(run(*piqa, "--limit", 10**26), 2, f"limit {10**26} was given; at most")
     for size in (0, "many", "-3", "2.5"):
         ended(run(*piqa, f"--batch-size={size}"), 2, f"batch size {size} was given; a number of at least 1, or auto")
     ended(run("eval", folder, "--tasks", " ,"), 2, "no task was given")
@@ -320,6 +321,8 @@ def test_task_files_of_ones_own(tmp_path, data, folder, monkeypatch):
     ended(run(*given, own / "kettles.yaml"), 2, "kettles.yaml is not a folder; --include-path takes one")
     text = ("eval", folder, "--text", own / "kettles.yaml", "--include-path", own)
     ended(run(*text), 2, "--include-path was given, but it only works with --tasks")
+    os.mkfifo(own / "pipe.yaml")
+    ended(run(*given, own), 2, "pipe.yaml is neither a file nor a folder")
 
 
 def test_without_a_network_it_names_the_way_out(folder):
@@ -351,6 +354,7 @@ def test_the_harness_is_imported_when_it_is_asked_for():
         ("piqa", b"", ["piqa.jsonl has no rows"]),
         ("piqa", b'{"goal": "a"\n', ["piqa.jsonl line 1 is not JSON"]),
         ("piqa", b'{"goal": "\xff"}\n', ["piqa.jsonl line 1 is not JSON"]),
+        ("piqa", b"[" * 20_000, ["piqa.jsonl line 1 nests its brackets too deeply"]),
         ("piqa", [ROWS["piqa"][0], ["a"]], ["line 2 is not a row"]),
         ("piqa", [{"goal": "a", "sol1": "b"}], ["line 1 has no column 'sol2'; piqa needs goal, sol1, sol2, label"]),
         ("piqa", [ROWS["piqa"][0] | {"label": 2}], ["line 1: label must be 0 or 1"]),

@@ -21,8 +21,10 @@ from command import ended, run
 from conftest import make_tiny
 from hosts import make_host
 from tokenformer import TokenFormerForCausalLM, memory
-from tokenformer.errors import BadFileError, BadRequestError, BadResultError
-from tokenformer.io import MANIFEST, naming, remove_partials, seal_folder, write_new
+from tokenformer.data.text import TextSettings, tokenizer
+from tokenformer.errors import BadFileError, BadRequestError, BadResultError, one_line
+from tokenformer.io import MANIFEST, check_folder, naming, read_json, remove_partials, seal_folder, write_new
+from tokenformer.models import loading
 from tokenformer.models.loading import read_model
 from tokenformer.training import load_recipe
 from tokenformer.training.checkpoint import checkpoints
@@ -147,6 +149,15 @@ class TestHangs:
         said = "config.json cannot be read: num_hidden_layers=1000000 was given; at most 1024"
         ended(run("adopt", tmp_path / "host", tmp_path / "adopted"), 1, said)
 
+    @pytest.mark.parametrize("key", ["num_labels", "num_hidden_layers"])
+    @pytest.mark.parametrize("part", [None, "text_config"])
+    def test_what_transformers_would_make_lists_of(self, model, monkeypatch, key, part):
+        monkeypatch.setattr(loading, "AutoConfig", None)
+        config = json.loads((model / "config.json").read_text())
+        config |= {key: 10**9} if part is None else {part: {key: 10**9}}
+        (model / "config.json").write_text(json.dumps(config))
+        ended(run("generate", model, "x"), 1, f"config.json cannot be read: {key}=1000000000 was given; at most")
+
     def test_a_model_that_cannot_fit_is_counted_and_not_built(self, model):
         config = json.loads((model / "config.json").read_text())
         (model / "config.json").write_text(json.dumps({**config, "ffn_tokens": 40_000_000_000}))
@@ -185,9 +196,17 @@ class TestHangs:
         refused = run("train", recipe, override, f"training.output_dir={tmp_path}/run")
         assert refused.exit_code == 2
         assert "error: stage 1, of" in refused.stderr
-        assert "GiB of memory, and only 16.0 GiB is available; use a smaller model" in refused.stderr
+        assert "GiB of memory, and this machine has 16.0 GiB; use a smaller model" in refused.stderr
         assert not (tmp_path / "run").exists()  # before the data is read
         assert "more than the 16.00 GiB here" in run("train", recipe, override, "--dry-run").stdout
+
+    @pytest.mark.parametrize(("limit", "least"), [(f"{2**20}\n", 2**20), ("max\n", 2**34), (f"{2**50}", 2**34)])
+    def test_a_container_has_a_part_of_the_machine(self, tmp_path, monkeypatch, limit, least):
+        monkeypatch.setattr(memory.os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096}.get(name, 2**22))
+        monkeypatch.setattr(memory, "CONTAINER", tmp_path / "memory.max")
+        assert memory.machine_memory() == 2**34  # there is no such file
+        memory.CONTAINER.write_text(limit)
+        assert memory.machine_memory() == least
 
     @pytest.mark.parametrize("steps", ["1" + "0" * 30])
     def test_a_budget_beyond_counting(self, tmp_path, steps):
@@ -196,6 +215,14 @@ class TestHangs:
 
 
 class TestNotAccepted:
+    @pytest.mark.parametrize("size", [2**20 + 1, 10**23])
+    def test_a_vocabulary_that_no_memory_holds(self, tmp_path, monkeypatch, size):
+        monkeypatch.setattr(tokenizer.trainers, "BpeTrainer", None)  # which ends the process if it is reached
+        sizes = ["--train-tokenizer", size, "--tokenizer-out", tmp_path / "tokenizer"]
+        ended(run("prepare", __file__, *sizes), 2, "--train-tokenizer", size)
+        with pytest.raises(BadRequestError, match=f"a vocabulary of {size} was asked for; at most 1,048,576"):
+            tokenizer.train_tokenizer(TextSettings(train=__file__), size)
+
     @pytest.mark.parametrize("rate", [".inf", "1e400", ".nan"])
     def test_rates_are_finite(self, tmp_path, rate):
         ended(
@@ -220,12 +247,13 @@ class TestNotAccepted:
         assert run("train", recipe, "training.fp16=true", "--dry-run").exit_code == 0  # for a machine that has one
 
     @pytest.mark.parametrize(
-        ("given", "said"), [("", "has no value; write training.output_dir=null"), ("''", "not empty")]
+        ("given", "said"),
+        [("", "has no value; write training.output_dir=null"), ("''", "not empty"), ("' '", "not empty")],
     )
     def test_an_empty_folder_name(self, tmp_path, given, said):
         ended(run("train", write_recipe(tmp_path), f"training.output_dir={given}", "--dry-run"), 2, said)
 
-    @pytest.mark.parametrize("arguments", [["prepare", ""], ["prepare", __file__, "--validation", ""]])
+    @pytest.mark.parametrize("arguments", [["prepare", ""], ["prepare", __file__, "--validation", " "]])
     def test_a_source_without_a_name(self, arguments):
         ended(run(*arguments), 2, "a source has an empty name")
 
@@ -240,7 +268,7 @@ class TestNotAccepted:
             run("grow", model, tmp_path / "large", "--factor", 1000),
             2,
             "the grown model, of",
-            "and only 0.0 GiB is available",
+            "and this machine has 0.0 GiB",
         )
         assert not (tmp_path / "large").exists()
 
@@ -287,6 +315,15 @@ class TestGenerate:
 
     def test_a_seed_beyond_64_bits(self, model):
         ended(run("generate", model, "x", "--seed", 2**65), 2, "--seed", str(2**65))
+
+    @pytest.mark.parametrize("given", ["inf", "nan", "1e30"])
+    def test_a_temperature_without_bounds(self, model, given):
+        ended(run("generate", model, "x", "--temperature", given), 2, "--temperature", given)
+
+    def test_an_index_of_weights_without_what_it_must_have(self, tmp_path, model):
+        (model / "model.safetensors").rename(model / "model-00001-of-00001.safetensors")
+        (model / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+        ended(run("generate", model, "x"), 1, "cannot be read: it has no 'metadata'")
 
 
 def test_weights_of_another_shape_are_named(model):
@@ -359,6 +396,14 @@ class TestAFullDisk:
                 ended(run("report", out, "--out", tmp_path / "report", "--log"), 1, "could not be written:")
             assert {path.name: path.read_bytes() for path in (tmp_path / "report").iterdir()} == before
 
+    def test_a_report_leaves_no_folder(self, trained, tmp_path):
+        _, out = trained
+        (tmp_path / "empty").mkdir()
+        for target in ("new/report", "empty"):
+            with files_of_at_most(2000):
+                ended(run("report", out, "--out", tmp_path / target), 1, "could not be written:")
+        assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
+
     def test_the_model_of_a_stage(self, again):
         recipe, out = again
         shutil.rmtree(out / "stage-2" / "model")
@@ -382,6 +427,8 @@ def test_a_report_where_nothing_can_be_written(trained, tmp_path):
         (PermissionError(errno.EACCES, "Permission denied"), BadRequestError, "place cannot be written: .*denied"),
         (OSError(errno.EROFS, "Read-only file system"), BadRequestError, "place cannot be written: .*Read-only"),
         (OSError(errno.EDQUOT, "Quota exceeded"), BadResultError, "place could not be written: .*; free some space"),
+        (OSError(errno.ENOSPC, "No space", "place"), BadResultError, "written: No space left on device; free some"),
+        (RuntimeError("[enforce fail at inline_container.cc:672]"), BadResultError, "written: the disk is full or the"),
         (FileNotFoundError(errno.ENOENT, "No such file", "a source"), FileNotFoundError, "a source"),  # was read
         (BadFileError("a file is broken"), BadFileError, "a file is broken"),
     ],
@@ -526,6 +573,26 @@ class TestDamagedFilesOfARun:
         done = run("train", recipe, f"training.output_dir={tmp_path / 'run'}")
         assert done.exit_code == 0, done.stderr
         assert "run/stage-2/model" in done.stdout
+        gone = left is None
+        assert ("warning: " in done.stderr and "run/metrics.jsonl is gone, so there is nothing" in done.stderr) == gone
+        assert ("metrics.jsonl" not in done.stdout and "loss at" not in done.stdout) == gone
+
+    def test_a_pipe_in_the_place_of_metrics(self, again):
+        recipe, out = again
+        (out / "metrics.jsonl").unlink()
+        os.mkfifo(out / "metrics.jsonl")
+        done = run("train", recipe, f"training.output_dir={out}")
+        ended(done, 2, "metrics.jsonl is neither a file nor a folder")
+
+    @pytest.mark.parametrize("content", ["[" * 20_000, "{", '"x"', '{"a": 1}'])
+    def test_a_manifest_that_says_nothing(self, trained, again, content):
+        recipe, out = again
+        newest = checkpoints(out / "stage-2")[-1]
+        (newest / MANIFEST).write_text(content)
+        with pytest.raises(BadFileError, match="is missing or broken"):
+            check_folder(newest)
+        train_quietly(recipe, out)
+        assert metrics(out) == metrics(trained[1])
 
     def test_the_end_of_a_stage_is_measured_again(self, trained, again):
         recipe, out = again
@@ -571,6 +638,40 @@ class TestDamagedFilesOfARun:
         assert done.exit_code == 1
         assert "has no good checkpoint" in done.stderr
         assert "is used" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[" * 20_000, "file.json nests its brackets too deeply"),
+        ("{", "file.json is not JSON: Expecting"),
+        (b"\xff", "file.json is not JSON: 'utf-8'"),
+        (None, "file.json is missing"),
+        ("pipe", "file.json is not a file"),
+    ],
+)
+def test_json_that_cannot_be_read(tmp_path, content, said):
+    path = tmp_path / "file.json"
+    if content == "pipe":
+        os.mkfifo(path)
+    elif content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(BadFileError, match=said):
+        read_json(path)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyError("metadata"), "it has no 'metadata'"),
+        (MemoryError(), "there is not enough memory"),
+        (RecursionError("maximum recursion depth exceeded"), "its brackets are nested too deeply"),
+        (AssertionError(), "AssertionError"),
+        (ValueError("two\n lines"), "two lines"),
+    ],
+)
+def test_errors_without_words_get_some(error, said):
+    assert one_line(error) == said
 
 
 def test_a_folder_is_not_a_recipe(tmp_path):

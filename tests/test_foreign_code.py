@@ -7,6 +7,7 @@ import pytest
 from command import ended, run
 from hosts import make_host
 from tokenformer.models.text import byte_tokenizer
+from training_runs import write_recipe
 
 CODE = """\
 from pathlib import Path
@@ -80,6 +81,18 @@ def test_a_yes_on_standard_input_runs_nothing(tmp_path, marker, foreign_model, f
         result = run(*command, stdin="y\n" * 9)
         ended(result, 2, "needs Python code that came with it, which was not run", "--trust-remote-code")
         assert not marker.exists(), name
+
+
+def test_a_command_without_the_option_does_not_advise_it(tmp_path, marker, foreign_model):
+    recipe = write_recipe(tmp_path)
+    for command in (
+        ("train", recipe, f"model.checkpoint={foreign_model}", "--dry-run"),
+        ("export-official", foreign_model, tmp_path / "out.bin", tmp_path / "out.yml"),
+    ):
+        result = run(*command, stdin="y\n" * 9)
+        ended(result, 2, "which was not run; load it in Python with trust_remote_code=True and save it as a model of")
+        assert "--trust-remote-code" not in result.stderr
+        assert not marker.exists()
 
 
 @pytest.mark.parametrize("name", ["info", "eval", "grow", "adopt", "generate"])

@@ -1,13 +1,16 @@
 """Requests for growth that cannot be met: one line that names the numbers, and a model that is untouched."""
 
 import copy
+import json
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from conftest import make_tiny
-from tokenformer import BadRequestError, Pattention, TokenFormerConfig, TokenFormerForCausalLM, grow
+from tokenformer import BadFileError, BadRequestError, Pattention, TokenFormerConfig, TokenFormerForCausalLM, grow
+from tokenformer.models.loading import read_config
 
 
 @pytest.mark.parametrize(
@@ -53,6 +56,45 @@ def test_a_smaller_preset():
         model = TokenFormerForCausalLM(TokenFormerConfig.preset("354m"))
     with pytest.raises(BadRequestError, match=r"query has 2140 tokens and 576 were asked for; growth cannot shrink"):
         grow(model, to="124m")
+
+
+@pytest.mark.parametrize("history", [[1], [{"x": 1}], [{"method": "zero", "seed": 0, "before": {}, "after": {}}]])
+def test_a_damaged_history_is_one_line(tmp_path, history):
+    make_tiny().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "growth_history": history}))
+    with pytest.raises(BadFileError, match="growth_history is damaged: a step has a method, a seed"):
+        read_config(tmp_path)
+
+
+def test_tokens_that_were_quantised():
+    class Quantised(nn.Parameter):
+        """As those of torchao, whose class is its own."""
+
+    model = make_tiny()
+    layer = model.model.layers[0].ffn
+    layer.key_tokens = Quantised(layer.key_tokens.data)
+    with pytest.raises(BadRequestError, match=r"ffn\.key_tokens is quantised \(Quantised\); grow first, then quantise"):
+        grow(model, 2)
+
+
+def grow_in_a_group(rank, folder):
+    """In each of two processes: what growing a model that both train says."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    model = make_tiny()
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for given, more in ((wrapped, {}), (wrapped, {"optimizer": optimizer}), (model, {"optimizer": optimizer})):
+        with pytest.raises(BadRequestError, match="several processes train this model, and DistributedDataParallel"):
+            grow(given, 2, inplace=True, **more)
+    assert model.config.growth_history is None
+    (folder / f"refused-{rank}").touch()
+    dist.destroy_process_group()
+
+
+def test_a_model_that_several_processes_train(tmp_path):
+    torch.multiprocessing.spawn(grow_in_a_group, (tmp_path,), nprocs=2)
+    assert len(list(tmp_path.glob("refused-*"))) == 2
 
 
 def test_softmax_with_zero_keys_says_why():

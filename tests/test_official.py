@@ -267,6 +267,8 @@ def test_export_overwrites_nothing(tmp_path):
         (free, taken, r"taken exists already"),
         (free, free, r"free was given for both files"),
         (tmp_path, free, r"is a folder; name the file"),
+        (folder / "a.bin", free, r"a\.bin is inside .*, which is read; choose a folder outside it"),
+        (free, folder / "new" / "a.yml", r"a\.yml is inside .*, which is read"),
     ):
         refused(
             tmp_path,

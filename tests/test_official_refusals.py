@@ -85,6 +85,7 @@ def test_missing_settings_are_named(tmp_path, key):
         (b"just words", r"holds a str, not a mapping"),
         (b"{a: [", r"is not YAML: "),
         (b"\x80\x81", r"is not YAML: "),
+        (b"[" * 20_000, r"is not YAML: its brackets are nested too deeply"),
         (b"!!python/object/apply:os.system ['true']", r"is not YAML: "),
     ],
 )

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -29,6 +30,7 @@ MODELS = {
     "gpt_neox": lambda: adopted("gpt_neox"),
     "llama": lambda: adopted("llama"),
 }
+ALL_MODELS = {**MODELS, **{family: partial(adopted, family) for family in ("phi", "bert", "distilbert")}}
 
 
 def adapted_tokens(model) -> set[str]:
@@ -74,11 +76,22 @@ def test_all_linear_means_every_pattention_and_every_linear(family):
         ("gpt_neox", {}, ["query_key_value"]),
         ("gpt_neox", {"target_modules": ["query_key_value", "attention.dense"]}, ["query_key_value"]),
         ("llama", {}, ["q_proj", "v_proj"]),
+        # The host's second linear is an identity now; the layer in place of the first does its work.
+        ("gpt2", {"target_modules": ["c_attn", "c_proj"]}, ["c_attn", "c_fc"]),
+        ("gpt2", {"target_modules": ["mlp.c_proj"]}, ["c_fc"]),
+        (
+            "gpt_neox",
+            {"target_modules": ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]},
+            ["query_key_value", "dense_h_to_4h"],
+        ),
+        ("phi", {"target_modules": ["q_proj", "v_proj", "fc1", "fc2"]}, ["q_proj", "v_proj", "fc1"]),
+        ("bert", {"target_modules": ["query", "dense"], "task_type": None}, ["query", "intermediate.dense"]),
+        ("distilbert", {"target_modules": ["q_lin", "lin2"], "task_type": None}, ["q_lin", "lin1"]),
     ],
 )
 def test_names_and_the_default(family, settings, ends):
     """The default is peft's own for the host's family, and everything in ours."""
-    model = MODELS[family]()
+    model = ALL_MODELS[family]()
     expected = tokens_of(model, *ends)
     assert adapted_tokens(lora(model, **settings)) == expected
 

@@ -228,7 +228,9 @@ def test_a_trained_classifier_starts_a_run_on_other_classes(ladder_run, tmp_path
     assert said in caplog.text
     with pytest.raises(BadRequestError, match=r"recipe.yaml: model: image_size=9 does not divide into patches of"):
         run(recipe, tmp_path / "odd", f"model.checkpoint={start}", "data.size=9")
-    with pytest.raises(BadRequestError, match=r"recipe.yaml: model: drop_path_rate=1.5 was given; it must be at least 0"):
+    with pytest.raises(
+        BadRequestError, match=r"recipe.yaml: model: drop_path_rate=1.5 was given; it must be at least 0"
+    ):
         run(recipe, tmp_path / "odd", f"model.checkpoint={start}", "model.drop_path_rate=1.5")
     broken = tmp_path / "broken"
     shutil.copytree(start, broken)

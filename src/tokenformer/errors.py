@@ -31,8 +31,15 @@ class BadResultError(RuntimeError):
 
 
 def one_line(message: object) -> str:
-    """A message, often another library's, without its line breaks."""
-    return " ".join(str(message).split())
+    """A message, often another library's, without its line breaks; in words, if an error's own are none."""
+    if isinstance(message, RecursionError):  # readers of JSON and YAML call themselves for every bracket
+        return "its brackets are nested too deeply"
+    if type(message) is KeyError and len(message.args) == 1:  # whose text is the key
+        return f"it has no {message.args[0]!r}"
+    said = " ".join(str(message).split())
+    if not said and isinstance(message, BaseException):
+        return "there is not enough memory" if isinstance(message, MemoryError) else type(message).__name__
+    return said
 
 
 def innermost(error: Exception) -> str:

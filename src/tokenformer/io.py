@@ -1,6 +1,7 @@
 """Files and folders that appear whole or not at all, a list of what a folder holds, and a lock: all in one place.
 
 write_new      new files or folders, all of them or none; what exists is never overwritten
+read_json      what a JSON file holds, or one line that says why it holds none
 replace_files  files, replaced in one step each, once all of them are on the disk
 naming         what goes wrong while something is written, in one line that names it
 new_folder     a folder with a manifest, written to disk before it takes its name
@@ -17,13 +18,14 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from .errors import BadFileError, BadRequestError, BadResultError, one_line
 
 # What the system says when a disk or a quota is full, and where one may not write.
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
+TORCH_SAYS = "the disk is full or the file too large"  # it does not say which
 # What some network file systems say of locks.
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
@@ -36,6 +38,27 @@ def existing_file(path: str | os.PathLike) -> Path:
     if not path.is_file():
         raise BadRequestError(f"{path} {'is not a file' if path.exists() else 'does not exist'}; check the path")
     return path
+
+
+def parse_json(text: str | bytes, where: object) -> Any:
+    """What JSON says. Errors begin with `where`: the file, and the line if it is one of many."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise BadFileError(f"{where} nests its brackets too deeply") from error
+    except ValueError as error:  # no JSON, or no UTF-8
+        raise BadFileError(f"{where} is not JSON: {one_line(error)}") from error
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds; a BadFileError if it cannot be read, or is a pipe, which may never end."""
+    try:
+        if not path.is_file():
+            raise BadFileError(f"{path} {'is not a file' if path.exists() else 'is missing'}")
+        content = path.read_bytes()
+    except OSError as error:
+        raise BadFileError(f"{path} cannot be read: {error.strerror or error}") from error
+    return parse_json(content, path)
 
 
 def check_new_file(target: Path) -> None:
@@ -156,14 +179,15 @@ def naming(*targets: Path) -> Iterator[None]:
         raise
     except Exception as error:
         code = _system_code(error) if _is_about(error, targets) else None
+        said = TORCH_SAYS if _is_torchs(error) else os.strerror(code or 0)
         names = ", ".join(map(str, targets))
         if code in NO_ROOM:
             raise BadResultError(
-                f"{names} could not be written: {one_line(error)}; free some space and run the same command again"
+                f"{names} could not be written: {said}; free some space and run the same command again"
             ) from error
         if code in NOT_ALLOWED:
             raise BadRequestError(
-                f"{names} cannot be written: {one_line(error)}; choose another path, or change its permissions"
+                f"{names} cannot be written: {said}; choose another path, or change its permissions"
             ) from error
         raise
 
@@ -178,11 +202,16 @@ def _is_about(error: Exception, targets: Iterable[Path]) -> bool:
     return any(named.startswith(place) or place.startswith(named) for place in places)
 
 
+def _is_torchs(error: Exception) -> bool:
+    """Whether this is how torch.save says that a file came out short."""
+    return "inline_container" in str(error)
+
+
 def _system_code(error: Exception) -> int | None:
     """The number of the system's own error behind one of ours or of a library's, if it is known."""
     if in_rust := re.search(r"\(os error (\d+)\)", str(error)):
         return int(in_rust[1])
-    if "inline_container" in str(error):  # how torch.save says that a file came out short
+    if _is_torchs(error):
         return errno.ENOSPC
     return getattr(error, "errno", None)
 
@@ -238,9 +267,9 @@ def seal_folder(partial: Path, target: Path) -> None:
 def check_folder(folder: Path) -> None:
     """Raise a BadFileError that names the first file of a sealed folder that is not as it was written."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
+        manifest = read_json(folder / MANIFEST)
         entries = [(name, entry["size"], entry["hash"]) for name, entry in manifest.items()]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (BadFileError, TypeError, KeyError, AttributeError) as error:
         raise BadFileError(f"{folder / MANIFEST} is missing or broken") from error
     for name, size, digest in entries:
         path = folder / name

@@ -26,9 +26,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from .errors import BadFileError, BadRequestError, one_line
-from .io import check_new, existing_file, write_new
+from .io import check_new, check_outside, existing_file, write_new
 from .models import TokenFormerConfig, TokenFormerForCausalLM
 from .models.loading import read_config, read_model, wrong_keys
+from .models.side_files import LOAD_IT_YOURSELF
 from .models.text import END_OF_TEXT
 from .pattention import default_tau, pattention_layers
 
@@ -94,8 +95,9 @@ def export_official(
     for path in (checkpoint, settings):
         if path.is_dir():
             raise BadRequestError(f"{path} is a folder; name the file to write")
+        check_outside(path, folder)
     check_new(checkpoint, settings)
-    config = read_config(folder, TokenFormerConfig)
+    config = read_config(folder, TokenFormerConfig, foreign_code=LOAD_IT_YOURSELF)
     official_settings = from_config(config, folder)
     model = read_model(folder)
     for name, layer in pattention_layers(model):
@@ -273,7 +275,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     """The settings in a file, checked: none that we need is missing, and our model can compute them all."""
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise BadFileError(f"{path} is not YAML: {one_line(error)}") from error
     if not isinstance(loaded, dict):
         raise BadFileError(f"{path} holds a {type(loaded).__name__}, not a mapping of settings to values")

@@ -30,7 +30,7 @@ Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-Text = Annotated[str, Field(min_length=1)]
+Text = Annotated[str, Field(min_length=1, pattern=r"\S")]  # spaces alone are no name
 Processes = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=256)]
 ProcessesFromZero = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=256)]
 

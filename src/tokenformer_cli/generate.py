@@ -1,5 +1,6 @@
 """generate: text from a model, shown as it is generated."""
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -25,7 +26,7 @@ def generate_command(
         int | None,
         typer.Option(min=1, help="The most tokens to generate.", show_default=f"{NEW_TOKENS}, if the context has room"),
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0, help="0 always takes the likeliest token.")] = 0.8,
+    temperature: Annotated[float, typer.Option(min=0, max=1000, help="0 always takes the likeliest token.")] = 0.8,
     top_p: Annotated[float, typer.Option(min=0, max=1, help="Sample from this share of the probability.")] = 0.95,
     top_k: Annotated[int, typer.Option(min=0, help="Sample from this many tokens; 0 from all.")] = 0,
     seed: Annotated[
@@ -42,6 +43,9 @@ def generate_command(
     A prompt from stdin loses one final newline, which the shell adds. A folder without a tokenizer is read as raw bytes
     if its vocabulary is 256 or 257.
     """
+    for option, share in (("--temperature", temperature), ("--top-p", top_p)):
+        if math.isnan(share):  # which is neither below nor above any bound
+            raise BadCommandError(f"{option} {share} was given; a number is expected")
     given = _prompt(prompt)
 
     import torch

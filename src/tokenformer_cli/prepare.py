@@ -52,7 +52,12 @@ def prepare_command(
     ] = None,
     train_size: Annotated[
         int | None,
-        typer.Option("--train-tokenizer", metavar="N", help="First train a byte-level BPE of N entries on the text."),
+        typer.Option(
+            "--train-tokenizer",
+            metavar="N",
+            max=2**20,  # as train_tokenizer has it, which a number of more than 64 bits would not reach
+            help="First train a byte-level BPE of N entries on the text.",
+        ),
     ] = None,
     tokenizer_out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The folder for the trained tokenizer, which is then used.")

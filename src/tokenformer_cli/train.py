@@ -59,7 +59,7 @@ def _train(recipe: "Recipe") -> None:
 
     from tokenformer.training import train
     from tokenformer.training.run import StoppedError
-    from tokenformer.training.summary import stage_table
+    from tokenformer.training.summary import has_metrics, stage_table
 
     from .terminal import quiet_libraries
 
@@ -72,8 +72,10 @@ def _train(recipe: "Recipe") -> None:
         raise typer.Exit(stop.exit_code) from None
     if PartialState().is_main_process:
         run = model.parent.parent
-        show_table(*stage_table(run))
-        show_summary(
-            "Trained",
-            {"model": str(model), "metrics": str(run / "metrics.jsonl"), "draw it": f"tokenformer report {run}"},
-        )
+        rows = {"model": str(model)}
+        if has_metrics(run):
+            show_table(*stage_table(run))
+            rows |= {"metrics": str(run / "metrics.jsonl"), "draw it": f"tokenformer report {run}"}
+        else:
+            say("warning", f"{run}/metrics.jsonl is gone, so there is nothing to tell or draw of the stages")
+        show_summary("Trained", rows)

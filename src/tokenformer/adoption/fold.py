@@ -25,8 +25,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-BALLASTS = ("spread", "single")
-
 
 @dataclass(frozen=True)
 class Tokens:

@@ -17,11 +17,11 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import BadRequestError, did_you_mean
-from ..models.adopted import record_of
+from ..models.adopted import BALLASTS, record_of
 from ..pattention import pattention_layers
 from ..pattention.functional import ACTIVATIONS
 from .families import PARTS, Family, Fed, family_of
-from .fold import BALLASTS, NormOutput
+from .fold import NormOutput
 
 # A linear on normalised rows can be written with any of the kinds that normalise first: the paper's.
 LINEAR_KIND = "l2_gelu"

@@ -26,7 +26,7 @@ def as_list(names: str | os.PathLike | Iterable[str] | None) -> list[str]:
     if names is None:
         return []
     found = [str(names)] if isinstance(names, str | os.PathLike) else [str(name) for name in names]
-    if "" in found:
+    if not all(name.strip() for name in found):
         raise BadRequestError("a source has an empty name; for the folder you are in write .")
     return found
 

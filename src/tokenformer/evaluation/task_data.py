@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import BadFileError, BadRequestError, one_line
+from ..errors import BadFileError, BadRequestError
+from ..io import parse_json
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,7 @@ def _check_file(name: str, path: Path) -> str:
 
 
 def _check_row(name: str, line: bytes, where: str) -> None:
-    try:
-        row = json.loads(line)
-    except ValueError as error:  # no JSON, or no UTF-8
-        raise BadFileError(f"{where} is not JSON: {one_line(error)}") from error
+    row = parse_json(line, where)
     if not isinstance(row, dict):
         raise BadFileError(f"{where} is not a row: an object with columns is expected")
     expected = ROW_FORMATS.get(name)

@@ -10,6 +10,7 @@ logits and the scores.
 import importlib.metadata
 import math
 import os
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -19,6 +20,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from ..data.sources import check_readable
 from ..errors import BadRequestError, did_you_mean, require
 from ..models.sample import evaluating
 from .task_data import check_files
@@ -140,11 +142,15 @@ def check_request(
         raise BadRequestError(f"no task was given; name one or more, such as {','.join(PAPER_METRICS)}")
     if limit is not None and limit < 1:
         raise BadRequestError(f"limit {limit} was given; at least 1 row of each task is needed")
+    if limit is not None and limit > sys.maxsize:  # Python counts rows no further
+        raise BadRequestError(f"limit {limit} was given; at most {sys.maxsize} rows can be counted, and none is all")
     if batch_size != "auto" and not (isinstance(batch_size, int) and batch_size >= 1):
         raise BadRequestError(f"batch size {batch_size} was given; a number of at least 1, or auto, is expected")
     own = None if include_path is None else Path(include_path)
     if own is not None and not own.is_dir():
         raise BadRequestError(f"{include_path} is not a folder; --include-path takes one with task files, *.yaml")
+    for path in [] if own is None else own.rglob("*.yaml"):
+        check_readable(path)
     from . import harness
 
     with harness.quiet():  # it complains about some of its own tasks

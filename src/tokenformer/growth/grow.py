@@ -10,7 +10,9 @@ import copy
 from collections.abc import Mapping
 from typing import TypeVar
 
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..errors import BadRequestError
@@ -83,6 +85,8 @@ def grow(
 def apply_growth(model: Model, growth: Growth, *, inplace: bool = False, optimizer: Optimizer | None = None) -> Model:
     """Carry out a planned growth step, of a model, or of a model and its optimizer, in place."""
     check_growable(model, growth.method)
+    if inplace:
+        _check_alone(model, optimizer)
     if optimizer is not None:
         if not inplace:
             raise BadRequestError(
@@ -102,3 +106,14 @@ def apply_growth(model: Model, growth: Growth, *, inplace: bool = False, optimiz
     if optimizer is not None:
         grow_optimizer(optimizer, model, model, growth=growth)
     return model
+
+
+def _check_alone(model: nn.Module, optimizer: Optimizer | None) -> None:
+    """Refuse to grow what several processes train together, whose buffers for gradients would keep the old size."""
+    wrapped = any(isinstance(module, DistributedDataParallel) for module in model.modules())
+    shared = optimizer is not None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    if wrapped or shared:
+        raise BadRequestError(
+            "grow: several processes train this model, and DistributedDataParallel keeps the old sizes; grow the plain "
+            "model and prepare it again, with a new optimizer by grow_optimizer, or use tokenformer train"
+        )

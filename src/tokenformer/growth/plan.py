@@ -175,6 +175,10 @@ def check_growable(model: nn.Module, method: str) -> None:
                 raise BadRequestError(
                     f"grow: {name}.{key} is sharded over devices; grow the full model or a checkpoint of it"
                 )
+            if type(tokens) is not nn.Parameter:  # a quantiser's own class
+                raise BadRequestError(
+                    f"grow: {name}.{key} is quantised ({type(tokens).__name__}); grow first, then quantise"
+                )
             owner = owners.setdefault(id(tokens), name)
             if owner != name:
                 raise BadRequestError(f"grow: {name}.{key} is shared with {owner}; untie them first")

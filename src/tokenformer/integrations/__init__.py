@@ -5,8 +5,13 @@ Importing this imports none of them: each hook runs when the tool itself is impo
 
 from .on_import import on_import
 from .peft_targets import reach_tokens
-from .quantisation import watch_torch, watch_torchao
+from .quantisation import watch_function, watch_torch, watch_torchao
 
 on_import("peft.tuners.tuners_utils", reach_tokens)
 on_import("torch.ao.quantization.quantize", watch_torch)
 on_import("torchao.quantization.quant_api", watch_torchao)
+on_import(
+    "torchao.float8.float8_linear_utils",
+    watch_function("convert_to_float8_training", "torchao's convert_to_float8_training"),
+)
+on_import("optimum.quanto.quantize", watch_function("quantize", "quanto's quantize"))

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import BadRequestError
+from ..models import Adopted, growth_records
 from ..pattention import pattention_layers
 
 # peft adapts tokens as parameters: it does not see their layer's input, and has nothing to drop, scale or select there.
@@ -62,17 +63,39 @@ def name_tokens(tuner: Any, model: nn.Module, config: Any, tuners: Any) -> None:
     if str(config.target_modules).lower() == tuners.INCLUDE_LINEAR_LAYERS_SHORTHAND:
         tuners._maybe_include_all_linear_layers(config, model)  # lists those of torch, without the head
         config.target_modules = {*config.target_modules, *layers}
+    taken_over = _taken_over(model, layers)
     meant = [name for name in layers if _means(tuner, config, name)]
+    meant += [layer for name, layer in taken_over.items() if layer not in meant and _means(tuner, config, name)]
     ends = tuple(f".{name}" for name in named)  # as peft compares them
     _check(config, [*meant, *(name for name in _tokens_of(layers) if f".{name}".endswith(ends))])
     if not meant:
         return
-    modules = [name for name, _ in model.named_modules() if name and name not in layers]
+    modules = [name for name, _ in model.named_modules() if name and name not in layers and name not in taken_over]
     config.target_modules = {name for name in modules if _means(tuner, config, name)} or []
     config.target_parameters = sorted({*named, *_tokens_of(meant)})
     for patterns in (config.rank_pattern, config.alpha_pattern):
         # What is said of a layer holds for its tokens, by whose names peft looks for it from now on.
         patterns.update({rf"({layer})\.({'|'.join(TOKENS)})": value for layer, value in patterns.items()})
+
+
+def _taken_over(model: nn.Module, layers: list[str]) -> dict[str, str]:
+    """Of adopted models: the modules of the host whose work a Pattention does, which are identities now, with its name.
+
+    The Pattention is in place of the first linear of a feed-forward network; usual targets name the second one too.
+    """
+    removed = {
+        id(part.base_model.get_submodule(name))
+        for part, record in growth_records(model)
+        if isinstance(record, Adopted)
+        for name in record.removed
+    }
+    found, last = {}, ""
+    for name, module in model.named_modules():
+        if name in layers:
+            last = name
+        elif id(module) in removed and last:
+            found[name] = last
+    return found
 
 
 def _default(tuner: Any, model: nn.Module, config: Any, tuners: Any, named: list[str]) -> Any:

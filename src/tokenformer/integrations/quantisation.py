@@ -4,6 +4,7 @@ Enters: the module of such a function. Leaves: the same, with a warning after it
 while it loads is seen in models/base.py.
 """
 
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
@@ -42,3 +43,22 @@ def watch_torchao(quant_api: Any) -> None:
         return replaced
 
     quant_api._replace_with_custom_fn_if_matches_filter = walk_and_tell
+
+
+def watch_function(name: str, tool: str) -> Callable[[Any], None]:
+    """A hook for a module whose function `name` takes a model and quantises it in place."""
+
+    def watch(module: Any) -> None:
+        quantise = getattr(module, name, None)
+        if quantise is None:  # in another version
+            return
+
+        @wraps(quantise)
+        def quantise_and_tell(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            result = quantise(model, *args, **kwargs)
+            warn_of_unquantised_tokens(model, tool)
+            return result
+
+        setattr(module, name, quantise_and_tell)
+
+    return watch

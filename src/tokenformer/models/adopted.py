@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from ..errors import BadFileError, BadRequestError
+from ..errors import BadFileError, BadRequestError, did_you_mean
 from ..pattention import Pattention
 from ..pattention.module import set_submodule
 from .blocks import BlockGrowth, Blocks, host_blocks, record_depth
@@ -22,6 +22,8 @@ from .config import TokenFormerBaseConfig
 
 # Where config.json of version 0.1 has the record: in `quantization_config`, under this method of quantisation.
 OLD_METHOD = "tokenformer"
+# The forms of ballast: adoption/fold.py.
+BALLASTS = ("spread", "single")
 # The part of a layer's entry that a Pattention is made from; the rest is for people to read.
 SHAPE = ("d_in", "d_out", "num_tokens", "kind", "key_bias", "bias")
 
@@ -88,9 +90,24 @@ class Adopted:
     def from_dict(cls, entries: dict[str, Any]) -> "Adopted":
         """The record in a config.json; what else the entry there says is not for us."""
         try:
-            return cls(**{key: value for key, value in entries.items() if key in cls.__dataclass_fields__})
-        except TypeError as error:
+            found = cls(**{key: value for key, value in entries.items() if key in cls.__dataclass_fields__})
+            found._check_types()
+            return found
+        except (TypeError, AttributeError, KeyError) as error:
             raise BadFileError(f"the record of adopted layers in config.json cannot be read: {error}") from error
+
+    def _check_types(self) -> None:
+        """Refuse a damaged record."""
+        for entry in self.layers.values():
+            sizes = [entry[key] for key in ("d_in", "d_out", "num_tokens") if key in entry]
+            if not all(isinstance(size, int) for size in sizes):
+                raise TypeError(f"a layer's sizes are {sizes}; whole numbers are needed")
+        if not isinstance(self.norms, dict) or not isinstance(self.removed, list):
+            raise TypeError("norms is not a mapping, or removed is not a list")
+        if self.ballast not in BALLASTS:
+            raise TypeError(f"ballast is {self.ballast!r}; {did_you_mean(str(self.ballast), BALLASTS)}")
+        if not all(isinstance(step, dict) and "method" in step for step in self.growth):
+            raise TypeError("a growth step has no method")
 
     def to_dict(self) -> dict[str, Any]:
         """The record for a config.json."""

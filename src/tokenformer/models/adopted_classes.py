@@ -41,7 +41,8 @@ class AdoptedConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        host = str((config_dict.get("adopted") or {}).get("host"))
+        record = config_dict.get("adopted")
+        host = str(record.get("host") if isinstance(record, dict) else record)
         if host not in CONFIG_MAPPING:
             raise BadFileError(
                 f"the record of adopted layers in config.json names the family {host!r}, which this version of "

@@ -217,6 +217,16 @@ class TokenFormerBaseConfig(PreTrainedConfig):
                 f"pattention_kind={self.pattention_kind!r} is not known; {did_you_mean(self.pattention_kind, KINDS)}"
             )
         check_form(self.pattention_form, "pattention_form")
+        if not all(self._is_growth_step(step) for step in self.growth_history or []):
+            raise ValueError(
+                "growth_history is damaged: a step has a method, a seed, and token counts before and after"
+            )
+
+    def _is_growth_step(self, step: Any) -> bool:
+        if not isinstance(step, dict) or not isinstance(step.get("method"), str) or "seed" not in step:
+            return False
+        counts = (step.get("before"), step.get("after"))
+        return all(isinstance(count, dict) and count.keys() >= self.token_roles.keys() for count in counts)
 
 
 @strict

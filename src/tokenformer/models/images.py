@@ -87,7 +87,7 @@ def _is_new(text: str) -> bool:
     try:
         settings = json.loads(text)
         return settings == _new_settings(settings["size"]["height"], len(settings["image_mean"]))
-    except (json.JSONDecodeError, KeyError, TypeError):
+    except (json.JSONDecodeError, RecursionError, KeyError, TypeError):
         return False
 
 
@@ -99,7 +99,7 @@ def _at_size(text: str, image_size: int) -> str:
     """The same processor for images of another size: what it resizes to and crops keep their proportions."""
     try:
         settings = json.loads(text)
-    except json.JSONDecodeError:  # reading it will report that
+    except (json.JSONDecodeError, RecursionError):  # reading it will report that
         return text
     given = settings.get("crop_size") or settings.get("size") or {}
     before = next(iter(given.values()), image_size) if isinstance(given, dict) else given

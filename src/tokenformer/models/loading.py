@@ -19,6 +19,7 @@ from huggingface_hub import snapshot_download
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
 
 from ..errors import BadFileError, BadRequestError, innermost, one_line
+from ..io import read_json
 from ..memory import check_fits, machine_memory
 from .adopted import record_of
 from .adopted_classes import PREFIX, AdoptedConfigMixin, AdoptedModel, adopted_class
@@ -26,10 +27,11 @@ from .base import TokenFormerPreTrainedModel
 from .card import CARD_FILE, HUB_NAME
 from .config import MOST_LAYERS, TokenFormerBaseConfig, TokenFormerConfig, TokenFormerVisionConfig
 from .language import TokenFormerForCausalLM
-from .side_files import TOKENIZER_FILES, refuse_foreign_code
+from .side_files import GIVE_THE_OPTION, TOKENIZER_FILES, refuse_foreign_code
 from .vision import TokenFormerForImageClassification
 
 HUB_FILES = ("*.json", "*.safetensors", CARD_FILE)
+MOST_LABELS = 2**20  # transformers writes a name for each
 # The model with its head, by kind of configuration.
 MODELS: dict[type[TokenFormerBaseConfig], type[TokenFormerPreTrainedModel]] = {
     TokenFormerConfig: TokenFormerForCausalLM,
@@ -63,11 +65,17 @@ def local_folder(name: str | os.PathLike, *, trust_remote_code: bool = False) ->
 
 
 def read_config(
-    folder: str | os.PathLike, kind: type | None = None, or_adopted: bool = False, *, trust_remote_code: bool = False
+    folder: str | os.PathLike,
+    kind: type | None = None,
+    or_adopted: bool = False,
+    *,
+    trust_remote_code: bool = False,
+    foreign_code: str = GIVE_THE_OPTION,
 ) -> Any:
     """The configuration of a folder, for any model that transformers knows. Weights are not read.
 
-    Python code in the folder is run only with `trust_remote_code`, and nobody is asked.
+    Python code in the folder is run only with `trust_remote_code`, and nobody is asked; `foreign_code` is what an error
+    advises about it.
 
     With `kind`, such as TokenFormerConfig, any other is refused; with `or_adopted`, an adopted model passes too.
     """
@@ -76,10 +84,11 @@ def read_config(
         raise BadRequestError(f"{folder} does not exist; check the path")
     if not (folder / "config.json").is_file():
         raise BadRequestError(f"{folder} is not a model folder: it has no config.json")
+    _check_counts(folder / "config.json")
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
     except Exception as error:  # a broken file, a value of the wrong type, a model unknown to transformers
-        refuse_foreign_code(f"the model in {folder}", error)
+        refuse_foreign_code(f"the model in {folder}", error, foreign_code)
         raise BadFileError(f"{folder / 'config.json'} cannot be read: {innermost(error)}") from error
     layers = getattr(config.get_text_config(), "num_hidden_layers", None)
     if isinstance(layers, int) and layers > MOST_LAYERS:  # of other families; ours refuse it themselves
@@ -94,6 +103,21 @@ def read_config(
             f"{folder} holds a {config.model_type} model, but a TokenFormer{called} is needed{way_out}"
         )
     return config
+
+
+def _check_counts(path: Path) -> None:
+    """Refuse what transformers would make lists of, until no memory is left, before it sees that anything is wrong."""
+    try:
+        settings = read_json(path)
+    except BadFileError as error:
+        raise BadFileError(f"{path} cannot be read: {one_line(error).removeprefix(f'{path} ')}") from error
+    if not isinstance(settings, dict):
+        return
+    for part in (settings, *(value for value in settings.values() if isinstance(value, dict))):  # as text_config
+        for key, most in (("num_labels", MOST_LABELS), ("num_hidden_layers", MOST_LAYERS)):
+            given = part.get(key)
+            if isinstance(given, int) and given > most:
+                raise BadFileError(f"{path} cannot be read: {key}={given} was given; at most {most} are possible")
 
 
 def read_model(

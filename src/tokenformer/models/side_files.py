@@ -82,16 +82,18 @@ def write_loader(folder: str | os.PathLike, module: str, names: Iterable[str]) -
     (Path(folder) / f"{LOADER}.py").write_text(LOADER_TEXT.format(module, ", ".join(sorted(names))))
 
 
-def refuse_foreign_code(what: str, error: Exception) -> None:
+# What to do about Python code that came with a model: for what has an option to run it, and for what has none.
+GIVE_THE_OPTION = "if you have read it and trust it, give --trust-remote-code (in Python, trust_remote_code=True)"
+LOAD_IT_YOURSELF = "load it in Python with trust_remote_code=True and save it as a model of this library"
+
+
+def refuse_foreign_code(what: str, error: Exception, way_out: str = GIVE_THE_OPTION) -> None:
     """Raise an error that says so if transformers failed because it may not run the Python code of a folder.
 
     transformers runs such code only where it has no class of its own, and asks on standard input unless it is told.
     """
     if "trust_remote_code=True" in str(error):
-        raise BadRequestError(
-            f"{what} needs Python code that came with it, which was not run; if you have read it and trust it, give "
-            "--trust-remote-code (in Python, trust_remote_code=True)"
-        ) from error
+        raise BadRequestError(f"{what} needs Python code that came with it, which was not run; {way_out}") from error
 
 
 def tokenizer_files(folder: Path) -> list[Path]:

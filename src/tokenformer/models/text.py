@@ -62,11 +62,33 @@ def read_tokenizer(folder: str | os.PathLike, config: PreTrainedConfig, *, trust
             f"{folder} has no tokenizer, and its vocabulary of {config.vocab_size:,} is not one of bytes (256 or 257); "
             "put the model's tokenizer.json into it"
         )
+    way_out = "put the model's tokenizer.json into it"
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=not hub, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=not hub, trust_remote_code=trust_remote_code)
     except Exception as error:  # tokenizers raises Exception itself
         refuse_foreign_code(f"the tokenizer in {folder}", error)
+        if no_backend(error):
+            raise holds_no_tokenizer(folder, way_out) from error
         raise BadFileError(f"the tokenizer in {folder} cannot be read: {one_line(error)}") from error
+    if not has_entries(tokenizer):
+        raise holds_no_tokenizer(folder, way_out)
+    return tokenizer
+
+
+def no_backend(error: Exception) -> bool:
+    """Whether transformers found settings of a tokenizer and nothing to make one from."""
+    return "instantiate the backend tokenizer" in str(error)
+
+
+def has_entries(tokenizer: Any) -> bool:
+    """Whether it has more than special tokens, which is all that transformers gives some that have no files."""
+    special = {token.content for token in tokenizer.added_tokens_decoder.values()}
+    return bool(tokenizer.get_vocab().keys() - special - set(tokenizer.all_special_tokens))
+
+
+def holds_no_tokenizer(place: str | os.PathLike, way_out: str) -> BadFileError:
+    """The error for a folder, or a name on the Hub, whose tokenizer is missing or has no entries."""
+    return BadFileError(f"{place} holds no tokenizer; {way_out}")
 
 
 def write_byte_tokenizer(vocab_size: int, folder: str | os.PathLike) -> None:

@@ -1,7 +1,8 @@
-"""What tools that quantise linear layers leave of a model with Pattentions, in a warning."""
+"""What tools that quantise linear layers leave of a model with Pattentions, or break in it, in a warning."""
 
 import warnings
 
+import torch
 from torch import nn
 
 from ..pattention import pattention_layers
@@ -17,5 +18,14 @@ def warn_of_unquantised_tokens(model: nn.Module, tool: str) -> None:
             f"{tool} quantises linear layers only: it left {len(plain)} of {len(tokens)} tensors of parameter tokens "
             f"({numbers:,} numbers) as they were. To save memory, load the model with dtype=torch.bfloat16; tokens of "
             "trained models that were not adopted can be torchao's float8: docs/integrations.md, Quantisation",
+            stacklevel=3,
+        )
+    quantised = [tensor for tensor in tokens if type(tensor) is not nn.Parameter and hasattr(tensor, "dequantize")]
+    broken = sum(not torch.isfinite(tensor.dequantize()).all() for tensor in quantised)
+    if broken:
+        warnings.warn(
+            f"{tool} made NaN of the zeros in {broken} tensors of parameter tokens, whose rows have no scale: new "
+            "tokens are zero until they are trained, and ballast always is. Quantise before growing or after training "
+            "on, and not what was adopted",
             stacklevel=3,
         )

@@ -13,6 +13,7 @@ import math
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
@@ -68,9 +69,16 @@ def write_report(runs: Sequence[Run], folder: str | os.PathLike, log: bool = Fal
         page(runs, axes, log, MADE_BY).encode(),
         *(draw_losses(runs, axes, which, log, MADE_BY) for which in range(2)),
     ]
-    with naming(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    replace_files(dict(zip(targets, contents, strict=True)))
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        with naming(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        replace_files(dict(zip(targets, contents, strict=True)))
+    except BaseException:
+        with suppress(OSError):  # what another process has put something into stays
+            for place in made:
+                place.rmdir()
+        raise
     return targets
 
 

@@ -16,6 +16,7 @@ from ..growth import Growth, apply_growth, plan_growth
 from ..growth.rates import base_shape
 from ..models import TokenFormerBaseConfig
 from ..models.loading import read_config
+from ..models.side_files import LOAD_IT_YOURSELF
 from .recipe import Recipe, config_errors_in_one_line
 from .settings import GrowthSettings, StageSettings
 
@@ -199,7 +200,7 @@ def first_config(recipe: Recipe) -> TokenFormerBaseConfig:
             raise BadRequestError(
                 f"model.checkpoint is {checkpoint}, which is not a model folder: it has no config.json"
             )
-        config = read_config(checkpoint, data.config_class)
+        config = read_config(checkpoint, data.config_class, foreign_code=LOAD_IT_YOURSELF)
         with config_errors_in_one_line(recipe.path):
             data.adjust_checkpoint_config(config)
             for key in FIELDS_BESIDE_CHECKPOINT:

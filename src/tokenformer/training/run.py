@@ -28,8 +28,9 @@ from accelerate.utils import gather_object
 from rich.console import Console
 from transformers import TrainerControl, TrainerState, set_seed
 
+from ..data.sources import check_readable
 from ..errors import BadFileError, BadRequestError
-from ..io import lock, new_folder, remove_partials, replace_file
+from ..io import lock, new_folder, read_json, remove_partials, replace_file
 from ..models.card import write_card
 from ..models.loading import read_model
 from .callbacks import Bar, Metrics, Milestones, Plateau, Signals
@@ -112,6 +113,9 @@ def _check_before_reading(recipe: Recipe, processes: int) -> None:
         raise BadRequestError("training.fp16 is true, but no GPU was found; use training.bf16")
     if recipe.training.parallel == "fsdp" and processes > 1:
         check_fsdp(transformers.__version__)
+    metrics = recipe.folder / "metrics.jsonl"
+    if metrics.exists():
+        check_readable(metrics)
     recipe.check_data(processes)
     recipe.data.inspect(count_samples=False)
     trainer_arguments(recipe, stage=1, steps=1)
@@ -357,9 +361,9 @@ def _save_model(run: Run, checkpoint: Path, target: Path) -> None:
 def _read_json(path: Path, *keys: str) -> dict[str, Any] | None:
     """A file of ours with whole numbers by these keys; None if it is damaged."""
     try:
-        data = json.loads(path.read_text())
+        data = read_json(path)
         return data if all(isinstance(data[key], int) for key in keys) else None
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (BadFileError, TypeError, KeyError):
         return None
 
 

@@ -22,6 +22,11 @@ EXTRA_COLUMNS = {
 }
 
 
+def has_metrics(folder: Path) -> bool:
+    """Whether the file that all of this is read from is still there."""
+    return (folder / "metrics.jsonl").exists()
+
+
 def stage_table(folder: Path) -> tuple[list[str], list[list[str]]]:
     """The columns and rows of a table of the stages that have ended."""
     growths, ends, unit = _read_stages(folder)

@@ -159,7 +159,7 @@ class ImageData(TrainingData):
         """Warn if a checkpoint was trained on pixels of another mean or deviation than it will be given."""
         try:
             known, given = json.loads(processor or "{}"), image_processor(self.settings)
-        except json.JSONDecodeError:  # this run writes its own
+        except (json.JSONDecodeError, RecursionError):  # this run writes its own
             return
         other = [key for key in ("image_mean", "image_std") if known.get(key, given[key]) != given[key]]
         if other:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ...errors import BadFileError, BadRequestError
-from ...io import check_folder, lock, new_folder
+from ...io import check_folder, lock, new_folder, read_json
 
 FACTS = "data.json"
 
@@ -107,6 +107,6 @@ def _read(folder: Path) -> dict[str, Any] | None:
     """The facts of an entry; None if it is missing or broken."""
     try:
         check_folder(folder)
-        return json.loads((folder / FACTS).read_text())
-    except (BadFileError, OSError, ValueError):
+        return read_json(folder / FACTS)
+    except (BadFileError, OSError):
         return None

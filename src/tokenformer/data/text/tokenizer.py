@@ -10,14 +10,17 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ...errors import BadFileError, BadRequestError, did_you_mean, one_line
-from ...models.side_files import refuse_foreign_code
+from ...models.side_files import refuse_foreign_code, tokenizer_files
 from ...models.text import END_OF_TEXT as EOS
-from ...models.text import byte_tokenizer
+from ...models.text import byte_tokenizer, has_entries, holds_no_tokenizer, no_backend
 from .settings import TextSettings
 from .split import training_pieces
 
 # Names that a bare tokenizer.json may have for the end of a document: the file itself does not say which token it is.
 EOS_NAMES = (EOS, "</s>", "<|end_of_text|>", "<eos>", "<|eos|>")
+NEEDED = "give bytes, or a folder with a tokenizer.json"
+# The trainer makes room for all entries before it begins: several times what any model has, and no memory is too small.
+MOST_ENTRIES = 2**20
 
 
 def load_tokenizer(
@@ -44,6 +47,8 @@ def train_tokenizer(settings: TextSettings, vocab_size: int) -> PreTrainedTokeni
     """A byte-level BPE of at most `vocab_size` entries, trained on the training documents and no others."""
     if vocab_size < 257:
         raise BadRequestError(f"a vocabulary of {vocab_size} was asked for; 256 bytes and {EOS} need at least 257")
+    if vocab_size > MOST_ENTRIES:
+        raise BadRequestError(f"a vocabulary of {vocab_size} was asked for; at most {MOST_ENTRIES:,} are possible")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -71,10 +76,14 @@ def _from_file(path: Path) -> PreTrainedTokenizerFast:
 
 def _from_pretrained(name: str, folder: Path, trust_remote_code: bool) -> PreTrainedTokenizerFast:
     local = folder.is_dir()
+    if local and not tokenizer_files(folder):  # of a model's folder transformers would make an empty one
+        raise holds_no_tokenizer(folder, NEEDED)
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder) if local else name, trust_remote_code=trust_remote_code)
     except Exception as error:  # transformers and the Hub raise many kinds, most for a wrong name
         refuse_foreign_code(f"the tokenizer {name!r}", error)
+        if local and no_backend(error):
+            raise holds_no_tokenizer(folder, NEEDED) from error
         reason = f"{type(error).__name__}: {one_line(error)}"
         if local:
             raise BadFileError(f"transformers cannot load a tokenizer from the folder {folder}: {reason}") from error
@@ -83,6 +92,8 @@ def _from_pretrained(name: str, folder: Path, trust_remote_code: bool) -> PreTra
         ) from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise BadRequestError(f"tokenizer {name!r} has no tokenizer.json, which preparing needs")
+    if not has_entries(tokenizer):
+        raise holds_no_tokenizer(name, NEEDED)
     return tokenizer
 
 
