@@ -192,6 +192,7 @@ class TestHangs:
     @pytest.mark.parametrize("override", ["training.global_batch=100000000", "model.hidden_size=10000000"])
     def test_what_no_memory_holds_is_refused_before_training(self, tmp_path, monkeypatch, override):
         monkeypatch.setattr(memory.os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096}.get(name, 2**22))
+        monkeypatch.setattr(memory, "CONTAINER", tmp_path / "none")
         recipe = write_recipe(tmp_path)
         refused = run("train", recipe, override, f"training.output_dir={tmp_path}/run")
         assert refused.exit_code == 2

@@ -31,7 +31,7 @@ from .side_files import GIVE_THE_OPTION, TOKENIZER_FILES, refuse_foreign_code
 from .vision import TokenFormerForImageClassification
 
 HUB_FILES = ("*.json", "*.safetensors", CARD_FILE)
-MOST_LABELS = 2**20  # transformers writes a name for each
+MOST_LABELS = 2**20  # transformers makes a name for each
 # The model with its head, by kind of configuration.
 MODELS: dict[type[TokenFormerBaseConfig], type[TokenFormerPreTrainedModel]] = {
     TokenFormerConfig: TokenFormerForCausalLM,

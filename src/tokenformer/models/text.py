@@ -54,15 +54,14 @@ def read_tokenizer(folder: str | os.PathLike, config: PreTrainedConfig, *, trust
 
     A folder that does not exist is a name on the Hub.
     """
-    hub = not Path(folder).is_dir()
+    hub, way_out = not Path(folder).is_dir(), "put the model's tokenizer.json into it"
     if not hub and not tokenizer_files(Path(folder)):
         if config.vocab_size in BYTE_VOCABULARIES:
             return byte_tokenizer(config.vocab_size)
         raise BadRequestError(
             f"{folder} has no tokenizer, and its vocabulary of {config.vocab_size:,} is not one of bytes (256 or 257); "
-            "put the model's tokenizer.json into it"
+            f"{way_out}"
         )
-    way_out = "put the model's tokenizer.json into it"
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=not hub, trust_remote_code=trust_remote_code)
     except Exception as error:  # tokenizers raises Exception itself
