@@ -60,7 +60,7 @@ def assert_equal_to_one(out, reference):
 @pytest.mark.parametrize(
     ("one_process", "parallel"),
     [
-        ("text", "ddp"),
+        pytest.param("text", "ddp", marks=pytest.mark.slow),
         ("text", "fsdp"),
         pytest.param("images", "ddp", marks=pytest.mark.slow),
         ("images", "fsdp"),
