@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, QuantoConfig,
 
 from conftest import make_tiny, relative_error
 from hosts import make_host
-from tokenformer import adopt, pattention_layers
+from tokenformer import adopt, grow, pattention_layers
 
 quantization = pytest.importorskip("torchao.quantization")
 
@@ -45,6 +45,24 @@ def test_loading_quantised_says_what_was_left(tmp_path, make, package, settings)
     with pytest.warns(UserWarning, match=f"^{type(quantised).__name__}{LEFT}") as told:
         AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=quantised)
     assert told_once(told)
+
+
+@BOTH
+def test_functions_that_quantise_in_place_say_what_they_left(make):
+    quanto = pytest.importorskip("optimum.quanto")
+    with pytest.warns(UserWarning, match=f"^quanto's quantize{LEFT}") as told:
+        quanto.quantize(make(), weights=quanto.qint8)
+    assert told_once(told)
+    float8 = pytest.importorskip("torchao.float8")
+    with pytest.warns(UserWarning, match=f"^torchao's convert_to_float8_training{LEFT}") as told:
+        float8.convert_to_float8_training(make())
+    assert told_once(told)
+
+
+def test_zeros_that_float8_makes_nan_of(recwarn):
+    """New tokens have values of zero, and a row of zeros has no scale."""
+    quantization.quantize_(grow(make_tiny(), 2), FLOAT8_TOKENS, filter_fn=None)
+    assert any("made NaN of the zeros in 10 tensors of parameter tokens" in str(told.message) for told in recwarn)
 
 
 @torch.no_grad()
