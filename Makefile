@@ -15,7 +15,7 @@ help: ## list the targets
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[dev]"
 	@touch $@
 
 demo: .venv/installed ## train a small model, grow it twice, train on; a table, a sample of text, a report

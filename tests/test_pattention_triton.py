@@ -27,6 +27,7 @@ def run_python(*arguments, interpreted, **environment):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_in_the_interpreter():
     printed = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/triton_cases.py", interpreted=True)
     assert " passed" in printed

@@ -21,14 +21,14 @@ for _package in ("fastapi", "uvicorn", "openai"):
     pytest.importorskip(_package)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
+@pytest.fixture(scope="module", params=[[], ["--continuous-batching"]], ids=["plain", "continuous"])
+def server(tmp_path_factory, request):
     """The address of a server."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     folder = tmp_path_factory.mktemp("server")
-    command = ["-m", "transformers.cli.transformers", "serve", "--trust-remote-code", "--device", "cpu"]
+    command = ["-m", "transformers.cli.transformers", "serve", "--trust-remote-code", "--device", "cpu", *request.param]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(folder / "modules")}
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
@@ -42,17 +42,18 @@ def server(tmp_path_factory):
                 except urllib.error.URLError:
                     assert process.poll() is None, (folder / "log").read_text()
                     time.sleep(0.5)
-            yield f"http://localhost:{port}/v1/completions"
+            yield f"http://localhost:{port}/v1"
         finally:
             process.terminate()
             process.wait()
 
 
 def ask(server, folder, **request):
-    request = {"model": str(folder), "prompt": "To be, or not", "max_tokens": 8, "temperature": 0, **request}
+    what = "chat/completions" if "messages" in request else "completions"
+    request = {"model": str(folder), "max_tokens": 8, "temperature": 0, **request}
     headers = {"Content-Type": "application/json"}
     with urllib.request.urlopen(
-        urllib.request.Request(server, json.dumps(request).encode(), headers), timeout=120
+        urllib.request.Request(f"{server}/{what}", json.dumps(request).encode(), headers), timeout=120
     ) as answer:
         return answer.read().decode()
 
@@ -67,12 +68,16 @@ def test_a_folder_is_served_whole_and_streamed(server, tmp_path, make):
     model, tokenizer = make(), byte_tokenizer()
     with torch.no_grad():  # the untrained model writes ASCII: a stream shows no character that stays incomplete
         model.get_input_embeddings().weight[128:] = 0
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     ids = tokenizer("To be, or not", return_tensors="pt")["input_ids"]
     written = model.generate(ids, max_new_tokens=8, do_sample=False, pad_token_id=256)[0, ids.shape[1] :]
     expected = tokenizer.decode(written, skip_special_tokens=True)
-    assert json.loads(ask(server, tmp_path))["choices"][0]["text"] == expected
-    lines = [line.removeprefix("data: ") for line in ask(server, tmp_path, stream=True).splitlines()]
+    prompt = "To be, or not"
+    assert json.loads(ask(server, tmp_path, prompt=prompt))["choices"][0]["text"] == expected
+    lines = [line.removeprefix("data: ") for line in ask(server, tmp_path, prompt=prompt, stream=True).splitlines()]
     pieces = [json.loads(line)["choices"][0]["text"] for line in lines if line.startswith("{")]
     assert "".join(pieces) == expected
+    said = json.loads(ask(server, tmp_path, messages=[{"role": "user", "content": prompt}]))
+    assert said["choices"][0]["message"]["content"] == expected

@@ -1,12 +1,19 @@
 """trl's trainers on a TokenFormer: SFT, DPO, GRPO and Reward take two steps, with and without an adapter."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, PeftModel
+from safetensors.torch import load_file
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from conftest import make_tiny
-from tokenformer import TokenFormerForSequenceClassification
+from tokenformer import TokenFormerForSequenceClassification, adopt
 from tokenformer.models.text import byte_tokenizer
 
 trl = pytest.importorskip("trl")
@@ -88,3 +95,27 @@ def test_rewards(tokenizer, settings, adapter):
     arguments = trl.RewardConfig(**settings, max_length=64)
     model = TokenFormerForSequenceClassification(config)
     train(trl.RewardTrainer(model, arguments, train_dataset=rows, processing_class=tokenizer, **adapter), adapter)
+
+
+@pytest.mark.parametrize("adopted", [False, True], ids=["native", "adopted"])
+def test_the_command_trains_a_folder(tmp_path, tokenizer, adopted):
+    """`trl sft` imports nothing of ours; the loader beside the weights does."""
+    shape = {"vocab_size": 257, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": None}
+    model = (
+        adopt(GPT2LMHeadModel(GPT2Config(**shape, eos_token_id=256)).eval()) if adopted else make_tiny(vocab_size=257)
+    )
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "data").mkdir()
+    Dataset.from_dict({"text": TEXTS * 4}).to_json(tmp_path / "data" / "train.jsonl")
+    command = [str(Path(sys.executable).with_name("trl")), "sft", "--trust_remote_code"]
+    command += ["--model_name_or_path", str(tmp_path / "model"), "--dataset_name", str(tmp_path / "data")]
+    command += ["--output_dir", str(tmp_path / "out"), "--max_steps", "2", "--max_length", "32", "--use_cpu"]
+    command += ["--bf16", "false", "--report_to", "none", "--eval_strategy", "no", "--gradient_checkpointing", "false"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    assert done.returncode == 0, done.stderr[-2000:]
+    trained = load_file(tmp_path / "out" / "model.safetensors")
+    before = load_file(tmp_path / "model" / "model.safetensors")
+    tokens = [name for name in before if name.endswith("value_tokens")]
+    assert tokens
+    assert all(not torch.equal(trained[name], before[name]) for name in tokens)
