@@ -62,7 +62,7 @@ def test_functions_that_quantise_in_place_say_what_they_left(make):
 def test_zeros_that_float8_makes_nan_of(recwarn):
     """New tokens have values of zero, and a row of zeros has no scale."""
     quantization.quantize_(grow(make_tiny(), 2), FLOAT8_TOKENS, filter_fn=None)
-    assert any("made NaN of the zeros in 10 tensors of parameter tokens" in str(told.message) for told in recwarn)
+    assert any("made NaN of zeros in 1 of 2 tensors of parameter tokens" in str(told.message) for told in recwarn)
 
 
 @torch.no_grad()

@@ -10,8 +10,8 @@ from .quantisation import watch_function, watch_torch, watch_torchao
 on_import("peft.tuners.tuners_utils", reach_tokens)
 on_import("torch.ao.quantization.quantize", watch_torch)
 on_import("torchao.quantization.quant_api", watch_torchao)
+# The function below convert_to_float8_training, which may have been imported by its name before this library was.
 on_import(
-    "torchao.float8.float8_linear_utils",
-    watch_function("convert_to_float8_training", "torchao's convert_to_float8_training"),
+    "torchao.float8.float8_linear_utils", watch_function("swap_linear_layers", "torchao's convert_to_float8_training")
 )
 on_import("optimum.quanto.quantize", watch_function("quantize", "quanto's quantize"))

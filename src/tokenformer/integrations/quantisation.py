@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from ..models.unquantised import warn_of_unquantised_tokens
+from ..models.unquantised import warn_of_unquantised_tokens, warn_of_zeros_made_nan
 
 
 def watch_torch(quantize: Any) -> None:
@@ -43,6 +43,17 @@ def watch_torchao(quant_api: Any) -> None:
         return replaced
 
     quant_api._replace_with_custom_fn_if_matches_filter = walk_and_tell
+    by_name = getattr(quant_api, "_fqn_to_config_handler", None)
+    if by_name is None:
+        return
+
+    @wraps(by_name)
+    def quantise_and_look(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        replaced = by_name(module, *args, **kwargs)
+        warn_of_zeros_made_nan(replaced, "torchao's quantize_")
+        return replaced
+
+    quant_api._fqn_to_config_handler = quantise_and_look
 
 
 def watch_function(name: str, tool: str) -> Callable[[Any], None]:

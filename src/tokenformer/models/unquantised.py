@@ -20,12 +20,18 @@ def warn_of_unquantised_tokens(model: nn.Module, tool: str) -> None:
             "trained models that were not adopted can be torchao's float8: docs/integrations.md, Quantisation",
             stacklevel=3,
         )
+    warn_of_zeros_made_nan(model, tool)
+
+
+def warn_of_zeros_made_nan(model: nn.Module, tool: str) -> None:
+    """Warn if a quantiser divided rows of zeros by their largest number."""
+    tokens = [t for _, layer in pattention_layers(model) for t in (layer.key_tokens, layer.value_tokens)]
     quantised = [tensor for tensor in tokens if type(tensor) is not nn.Parameter and hasattr(tensor, "dequantize")]
     broken = sum(not torch.isfinite(tensor.dequantize()).all() for tensor in quantised)
     if broken:
         warnings.warn(
-            f"{tool} made NaN of the zeros in {broken} tensors of parameter tokens, whose rows have no scale: new "
-            "tokens are zero until they are trained, and ballast always is. Quantise before growing or after training "
-            "on, and not what was adopted",
+            f"{tool} made NaN of zeros in {broken} of {len(tokens)} tensors of parameter tokens, whose rows have no "
+            "scale: new tokens are zero until they are trained, and ballast always is. Quantise before growing or "
+            "after training on, and not what was adopted",
             stacklevel=3,
         )
