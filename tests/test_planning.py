@@ -187,7 +187,7 @@ def test_the_command_says_when_not_to_grow(tmp_path):
         (["--law", "hoffmann"], "give the budget as --flops, or as --hours with --speed"),
         (["--hours", 3, "--law", "hoffmann"], "give the budget as --flops, or as --hours with --speed"),
         (["--flops", -1, "--law", "hoffmann"], "the budget is -1 FLOPs; a positive number is needed"),
-        (["--flops", 1e14], "neither --runs and --law given"),
+        (["--flops", 1e14], "neither of --runs and --law given; choose one of them"),
         (["--flops", 1e14, "--law", "hofmann"], "--law hofmann is not known; did you mean 'hoffmann'"),
         (["--flops", 1e14, "--law", "hoffmann", "--by", "deepth"], "--by deepth is not known; did you mean 'depth'"),
         (["--flops", 10, "--law", "hoffmann"], "a budget of 10 FLOPs is fewer than 100 steps of the smallest size"),

@@ -42,7 +42,7 @@ def plan_command(
     """
     budget = _budget(flops, hours, speed)
     if bool(runs) == (law is not None):
-        raise BadCommandError(f"{'both' if runs else 'neither'} --runs and --law given; choose one of them")
+        raise BadCommandError(f"{'both' if runs else 'neither'} of --runs and --law given; choose one of them")
     if out is not None and out.exists():
         raise BadCommandError(f"--out {out} exists; choose a new name")
     if to_largest and largest is None:
@@ -149,6 +149,8 @@ def _because(plan: "Plan") -> str:
     deviation = plan.deviation(plan.best_from_scratch, plan.climb)
     unsure = "" if deviation is None else f" ± {deviation:.3f}"
     if not plan.grows:
-        return f"growing gains {gain:.3f}{unsure}, which is nothing; train {plan.best_from_scratch.rungs[0].size.name}"
+        return (
+            f"growing gains {gain:.3f}{unsure}, too little to matter; train {plan.best_from_scratch.rungs[0].size.name}"
+        )
     peer = "that size" if plan.at_largest else "the best size"
     return f"growing ends {gain:.3f}{unsure} below {peer} from scratch"

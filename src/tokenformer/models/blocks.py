@@ -62,8 +62,8 @@ def host_blocks(config: Any) -> Blocks:
     blocks = HOST_BLOCKS.get(config.model_type)
     if blocks is None:
         raise BadRequestError(
-            f"grow: depth= was given for an adopted {config.model_type}, to which no block can be added exactly; to "
-            f"{', '.join(HOST_BLOCKS)} it can"
+            f"grow: depth= was given for an adopted {config.model_type}, to which no block can be added exactly; "
+            f"the families that can grow in depth are {', '.join(HOST_BLOCKS)}"
         )
     for setting, value in _REFUSED.items():
         if getattr(config, setting, None) == value:
