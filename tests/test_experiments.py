@@ -20,7 +20,7 @@ sys.path.append(str(Path(__file__).parent.parent / "experiments"))
 import lab.train
 import run as experiments
 from lab import data, images, kept, results, sizes
-from lab.models import GeluL1, SeparateProjections, adamw, build, equal_neox, equal_vit
+from lab.models import GeluL1, SeparateProjections, build, equal_neox, equal_vit, optimizer_of
 from lab.net2net import carry_moments, widen, widen_ffn
 from lab.pool import train_all
 from lab.results import (
@@ -279,7 +279,7 @@ def test_net2net_carries_adam_s_moments():
         return dict(model.named_parameters())
 
     model = build(NeoX(24, heads=2)).double()
-    optimizer = adamw(model, HOST)
+    optimizer = optimizer_of(model, HOST)
     for parameter in gradients(model).values():
         optimizer.state[parameter] = {
             "step": torch.tensor(7.0),
@@ -287,7 +287,7 @@ def test_net2net_carries_adam_s_moments():
             "exp_avg_sq": parameter.grad.square(),
         }
     larger = widen(model, seed=0, noise=0.0).double()
-    carried = adamw(larger, HOST)
+    carried = optimizer_of(larger, HOST)
     carry_moments(optimizer, model, carried, larger, noise=0.0)
     for name, parameter in gradients(larger).items():
         moments = carried.state[parameter]
@@ -419,7 +419,9 @@ def test_weight_decay_spares_what_it_does_in_tokenformer_train():
     for shape in (PICTURES.model, ViT(16, layers=1, heads=2)):
         model = build(shape)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        decayed, spared = ({names[id(p)] for p in group["params"]} for group in adamw(model, PICTURES).param_groups)
+        decayed, spared = (
+            {names[id(p)] for p in group["params"]} for group in optimizer_of(model, PICTURES).param_groups
+        )
         assert {name.rpartition(".")[2] for name in spared} >= {"bias", "position_embeddings"}
         assert not any("position" in name or "cls" in name or "class_token" in name for name in decayed)
 

@@ -3,13 +3,14 @@
 Enters: the description of a model (spec.py). Leaves: a torch model; or a larger one with its optimizer.
 """
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import AdamW
+from torch.optim import AdamW, Muon, Optimizer
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedConfig, ViTConfig, ViTForImageClassification
 
 from tokenformer import (
@@ -32,6 +33,7 @@ from .spec import Growth, NeoX, Run, Shape, TokenFormer, TokenViT, ViT
 VOCABULARY = 256
 COMMON = {"vocab_size": VOCABULARY, "tie_word_embeddings": True, "bos_token_id": None, "eos_token_id": None}
 IMAGES = {"image_size": 32, "patch_size": 4, "num_labels": 10}
+TOKENS = ("key_tokens", "value_tokens")
 SPARED = ("class_token", "cls_token", "position_embeddings")  # from weight decay, as `tokenformer train` does
 
 
@@ -148,32 +150,76 @@ def equal_vit(shape: TokenViT) -> ViT:
     return ViT(peer.hidden_size, peer.num_hidden_layers, peer.num_attention_heads)
 
 
-def adamw(model: nn.Module, run: Run) -> AdamW:
-    """The paper's optimizer. Weights decay, also tokens and embedding; biases, norms and positions do not.
+def optimizer_of(model: nn.Module, run: Run) -> Optimizer:
+    """The paper's AdamW, or Muon. Weights decay, also tokens and embedding; biases, norms and positions do not.
 
     The rate of a group is its share of the scheduled rate; all have the whole of it, unless rates follow sizes.
     """
     shares = rate_shares(model, dict(run.base)) if run.base else {}
-    groups: dict[tuple[bool, float], dict[str, Any]] = {}
+    groups: dict[tuple[bool, bool, float], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         spared, share = parameter.ndim <= 1 or name.endswith(SPARED), shares.get(name, 1.0)
+        by_muon = run.optimizer == "muon" and name.endswith(TOKENS)
         group = {"params": [], "weight_decay": 0.0 if spared else run.weight_decay, "share": share}
-        groups.setdefault((spared, share), group)["params"].append(parameter)
-    return AdamW([groups[key] for key in sorted(groups)], lr=run.lr, betas=(0.9, 0.95), fused=True)
+        groups.setdefault((by_muon, spared, share), group)["params"].append(parameter)
+    ordered = [(key[0], groups[key]) for key in sorted(groups)]
+    adam = AdamW([group for by_muon, group in ordered if not by_muon], lr=run.lr, betas=(0.9, 0.95), fused=True)
+    if run.optimizer == "adamw":
+        return adam
+    # So scaled that Adam's rates suit it.
+    muon = Muon([group for by_muon, group in ordered if by_muon], lr=run.lr, adjust_lr_fn="match_rms_adamw")
+    return Both(adam, muon)
 
 
-def grow_both(model: Any, optimizer: AdamW, growth: Growth, run: Run) -> tuple[Any, AdamW]:
+class Both(Optimizer):
+    """Two optimizers for the parameters of one model, as one."""
+
+    def __init__(self, *parts: Optimizer) -> None:
+        self.parts = parts
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self._share()
+
+    def _share(self) -> None:
+        """Let the parts work on the groups and the state of the whole."""
+        groups = iter(self.param_groups)
+        for part in self.parts:
+            part.state = self.state
+            part.param_groups = list(itertools.islice(groups, len(part.param_groups)))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a saved state."""
+        super().load_state_dict(state_dict)
+        self._share()
+
+    def step(self, closure: None = None) -> None:
+        """One step of each."""
+        for part in self.parts:
+            part.step()
+
+
+def muon_flops(model: TokenFormer) -> int:
+    """Of a step of Muon, the FLOPs that depend on a matrix's shape alone: five Newton-Schulz iterations for each."""
+    blocks = TokenFormerForCausalLM(config_of(model)).model
+    return sum(_orthogonalised(p) for name, p in blocks.named_parameters() if name.endswith(TOKENS))
+
+
+def _orthogonalised(matrix: Tensor) -> int:
+    short, long = sorted(matrix.shape)
+    return 5 * (4 * short * short * long + 2 * short**3)
+
+
+def grow_both(model: Any, optimizer: Optimizer, growth: Growth, run: Run) -> tuple[Any, Optimizer]:
     """A larger model with its optimizer. The seed of the new tokens is made of the run's and of the step."""
     seed, sizes = 1000 * run.seed + growth.step, dict(growth.sizes)
     if growth.method == "net2net":
         how = {"seed": seed, "noise": growth.noise}
         larger = widen_ffn(model, sizes["ffn"], **how) if sizes else widen(model, **how)
-        afresh = adamw(larger, run)
+        afresh = optimizer_of(larger, run)
         if growth.adam == "carry" and not sizes:
             carry_moments(optimizer, model, afresh, larger, noise=growth.noise)
         return larger, afresh
     if growth.method == "none":
-        return model, adamw(model, run) if growth.adam == "reset" else optimizer
+        return model, optimizer_of(model, run) if growth.adam == "reset" else optimizer
     if growth.adopts:
         adopt(model, growth.adopts, ballast=growth.ballast)
     larger = grow(
@@ -188,10 +234,12 @@ def grow_both(model: Any, optimizer: AdamW, growth: Growth, run: Run) -> tuple[A
         noise=growth.noise,
         exact=growth.method != "random",
     )
-    afresh = adamw(larger, run)
+    afresh = optimizer_of(larger, run)
     if not (growth.adopts or growth.adam == "reset"):
         # The state only: the groups are by the rates of the grown size.
-        afresh.state.update(grow_optimizer(optimizer, model, larger).state)
+        named = {name: optimizer.state[parameter] for name, parameter in model.named_parameters()}
+        grown = grow_optimizer({"state": named}, model, larger)["state"]
+        afresh.state.update((p, grown[name]) for name, p in larger.named_parameters() if name in grown)
     return larger, afresh
 
 

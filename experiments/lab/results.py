@@ -17,7 +17,7 @@ from suite import circumstances
 
 from tokenformer import cost
 
-from .models import adamw, build, config_of, grow_both
+from .models import build, config_of, grow_both, muon_flops, optimizer_of
 from .spec import Growth, NeoX, Run, Shape, TokenFormer, TokenViT, ViT
 from .train import result_of
 
@@ -76,7 +76,7 @@ def _adopted(shape: Shape, growths: tuple[Growth, ...]) -> tuple[int, int]:
         return 0, 0
     run, model = Run(shape, 0.0, 0, growths=growths), build(shape)
     for growth in growths:
-        model, _ = grow_both(model, adamw(model, run), growth, run)
+        model, _ = grow_both(model, optimizer_of(model, run), growth, run)
     layers = cost.adopted_layers(model.config.adopted)
     more = model.num_parameters() - cost.parameters(config_of(shape)).total
     return more, layers.flops_per_token - layers.replaced_flops_per_token
@@ -107,7 +107,13 @@ def flops(run: Run, step: int | None = None, since: int = 0) -> float:
     """Training FLOPs of the steps from `since` up to `step`, all steps without it, by the cost model."""
     step = run.steps if step is None else step
     cuts = sorted({since, step, *(g.step for g in run.growths if since < g.step < step)})
-    return sum((end - start) * run.batch * _flops_of_sample(run, start) for start, end in pairwise(cuts))
+    return sum((end - start) * _flops_of_step(run, start) for start, end in pairwise(cuts))
+
+
+def _flops_of_step(run: Run, step: int) -> int:
+    """AdamW's own are not counted: they do not depend on the batch either, but are a few per parameter."""
+    muon = muon_flops(shape_at(run, step)) if run.optimizer == "muon" else 0
+    return run.batch * _flops_of_sample(run, step) + muon
 
 
 def _flops_of_sample(run: Run, step: int) -> int:

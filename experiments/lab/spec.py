@@ -106,6 +106,7 @@ class Run:
     context: int = 256
     marks: tuple[int, ...] = ()  # steps at which the state is kept too, for shorter runs with the same past
     base: tuple[tuple[str, int], ...] = ()  # the shape that `lr` is for, if rates follow sizes; empty: all are equal
+    optimizer: str = "adamw"  # or muon, for matrices in the blocks; AdamW has the rest
 
     @property
     def decay_start(self) -> int:

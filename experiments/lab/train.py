@@ -26,7 +26,7 @@ from tokenformer.training.held_rows import FrozenRows, NewTokenWarmup
 
 from .data import TextTask
 from .images import ImageTask
-from .models import adamw, build, grow_both, set_tau, tau_targets
+from .models import build, grow_both, optimizer_of, set_tau, tau_targets
 from .spec import Growth, Run, Segment, TokenViT, ViT
 
 STORE = Path(os.environ.get("LAB", Path(__file__).parents[2] / "runs" / "lab"))
@@ -68,7 +68,7 @@ def _read_result(path: Path) -> dict[str, Any]:
 def finished_model(run: Run) -> Any:
     """The model at the end of a run."""
     model = build(run.model, run.context)
-    optimizer = adamw(model, run)
+    optimizer = optimizer_of(model, run)
     segments = run.segments()
     for growth in run.growths:
         if growth.adopts:
@@ -93,7 +93,7 @@ class Training:
         self.lines: list[dict[str, Any]] = []
         torch.manual_seed(self.run.seed)
         self.model = build(self.run.model, self.run.context)
-        self.optimizer = adamw(self.model, self.run)
+        self.optimizer = optimizer_of(self.model, self.run)
         self.growth: Growth | None = None
         self.taus: dict[str, tuple[float, float]] | None = None
         for growth in self.run.growths:
