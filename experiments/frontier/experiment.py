@@ -2,9 +2,10 @@
 
     make experiment NAME=frontier
 
-Every size has one trunk at a constant rate, from which branches decay over a fifth of their steps: a run from scratch
-of every length, for little more than the longest. Rates follow sizes, and are tuned on the smallest only. A scaling law
-is fitted to the lengths up to FITTED; it says when the ladders grow, and what they and the longer runs should reach.
+Every size has one trunk at a constant rate, from which a branch decays for every budget, over a fifth of its steps: a
+run from scratch of exactly as many FLOPs, for little more than the longest costs. Rates follow sizes, and are tuned on
+the smallest only. A scaling law is fitted to the smaller budgets; it says when the ladders grow, and what they and the
+longer runs should reach.
 """
 
 from dataclasses import dataclass, replace
@@ -21,33 +22,31 @@ from tokenformer.planning import FinishedRun, ScalingLaw, Size, best_climb, fit
 from tokenformer.planning.plan import TRANSFER
 
 BASE = (("hidden_size", 128), ("qkv", SIZES[0]), ("out", SIZES[0]), ("ffn", 4 * SIZES[0]))
-LENGTHS = (500, 1000, 2000, 4000, 8000)
-FITTED = 2000
 BYTES = 8 * 256  # a step
 SMALLEST = "32 tokens"
 SHAPES: dict[str, TokenFormer] = {f"{tokens} tokens": token_former(tokens) for tokens in SIZES}
 SHAPES["2 blocks of 64 tokens"] = replace(token_former(64), layers=2)
-# The largest size's longest run costs a third of all, beyond every budget that is looked at.
-LONGEST = {"256 tokens": 4000}
-# FLOPs: those of the smallest size's shortest run, and doublings up to 32 times that.
-BUDGETS = tuple(flops(Run(SHAPES[SMALLEST], 0.0, LENGTHS[0])) * 2**k for k in range(6))
+# FLOPs: those of 500 steps of the smallest size, and doublings up to 32 times that.
+BUDGETS = tuple(flops(Run(SHAPES[SMALLEST], 0.0, 500)) * 2**k for k in range(6))
+FITTED = BUDGETS[:4]
+SHORTEST = 400  # steps from scratch; a quarter of them is warm-up
 LADDERS = {
     "tokens": ("32 tokens", "64 tokens", "128 tokens", "256 tokens"),
     "depth and tokens": ("2 blocks of 64 tokens", "64 tokens", "128 tokens", "256 tokens"),
 }
 
 
-def scratch(name: str, lr: float, steps: int, seed: int = 0) -> Run:
+def scratch(name: str, lr: float, budget: float, seed: int = 0) -> Run:
     """A branch of a size's trunk."""
-    at = Run(SHAPES[name], lr, steps)
-    marks = tuple(start for length in LENGTHS if (start := replace(at, steps=length).decay_start) < at.decay_start)
-    return replace(at, seed=seed, base=BASE, marks=marks)
+    a_step = flops(Run(SHAPES[name], lr, 1))
+    runs = [Run(SHAPES[name], lr, round(spent / a_step), seed, base=BASE) for spent in BUDGETS if spent <= budget]
+    return replace(runs[-1], marks=tuple(run.decay_start for run in runs[:-1] if run.steps >= SHORTEST))
 
 
-def from_scratch(lr: float, lengths: tuple[int, ...] = LENGTHS) -> dict[tuple[str, int], Run]:
-    """Every size at every length, the short ones first."""
-    wanted = [(name, steps) for steps in lengths for name in SHAPES if steps <= LONGEST.get(name, LENGTHS[-1])]
-    return {(name, steps): scratch(name, lr, steps) for name, steps in wanted}
+def from_scratch(lr: float, budgets: tuple[float, ...] = BUDGETS) -> dict[tuple[str, float], Run]:
+    """Every size with every budget, the small ones first."""
+    runs = {(name, budget): scratch(name, lr, budget) for budget in budgets for name in SHAPES}
+    return {key: run for key, run in runs.items() if run.steps >= SHORTEST}
 
 
 @cache
@@ -58,11 +57,11 @@ def size_of(name: str) -> Size:
 
 
 def law(lr: float) -> ScalingLaw | None:
-    """Fitted to the shorter runs, once all of them are there."""
-    short = from_scratch(lr, tuple(steps for steps in LENGTHS if steps <= FITTED))
-    if any(final(run) is None for run in short.values()):
+    """Fitted to the smaller budgets, once all of their runs are there."""
+    runs = from_scratch(lr, FITTED)
+    if any(final(run) is None for run in runs.values()):
         return None
-    return _fitted(tuple((name, steps, final(run) or 0.0) for (name, steps), run in short.items()))
+    return _fitted(tuple((name, run.steps, final(run) or 0.0) for (name, _), run in runs.items()))
 
 
 @cache
@@ -124,11 +123,11 @@ def ladders(lr: float) -> dict[str, Ladder]:
 
 
 def plan() -> list[Run]:
-    """Sizes from scratch up to the lengths of the law, ladders, then longer runs."""
+    """Sizes from scratch with the budgets of the law, ladders, then larger budgets."""
     lr = rate_of(SHAPES[SMALLEST])
     if lr is None:
         return []
     runs = from_scratch(lr)
-    short = [run for (_, steps), run in runs.items() if steps <= FITTED]
+    fitted = [run for (_, budget), run in runs.items() if budget in FITTED]
     grown = [run for one in ladders(lr).values() for run in one.branches()]
-    return [*short, *grown, *(run for (_, steps), run in runs.items() if steps > FITTED)]
+    return [*fitted, *grown, *(run for (_, budget), run in runs.items() if budget not in FITTED)]
