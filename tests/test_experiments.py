@@ -71,6 +71,7 @@ def _store(tmp_path, monkeypatch):
     monkeypatch.setattr(lab.train, "SOME", 4)
     monkeypatch.setattr(lab.train, "FEW", 2)
     monkeypatch.setattr(lab.train, "SAVE_STEPS", 2)
+    monkeypatch.setattr(lab.train, "SMOOTH_STEPS", 2)
     text = torch.randint(0, 256, (4000,), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     monkeypatch.setattr(data, "read", lambda _: text)
 
@@ -166,8 +167,9 @@ def test_l1_is_the_norm_of_what_gelu_leaves():
         ADOPTED,
         replace(HOST, growths=(Growth(4, method="net2net", sizes=(("ffn", 77),)),)),
         replace(HOST, growths=(Growth(4, method="net2net"),)),
+        replace(GROWN, optimizer="muon"),
     ],
-    ids=["all", "new", "adopted", "net2net of FFNs", "net2net"],
+    ids=["all", "new", "adopted", "net2net of FFNs", "net2net", "muon"],
 )
 def test_a_killed_segment_goes_on_bit_by_bit(run, monkeypatch, tmp_path):
     train(run)
@@ -584,6 +586,43 @@ def test_flops_follow_the_growth():
     assert flops(run) == 32 * (3 * small + 7 * large)
     assert flops(run, 5, since=2) == 32 * (small + 2 * large)
     assert parameters(run) == build(replace(TINY, tokens=16)).num_parameters()
+
+
+def test_the_flops_of_muon_are_torchs():
+    run = replace(SHORT, optimizer="muon")
+    model = build(TINY)
+    optimizer = optimizer_of(model, run)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    with FlopCounterMode(display=False) as counted:
+        optimizer.step()
+    assert flops(run) - flops(SHORT) == run.steps * counted.get_total_flops()
+
+
+def test_momentum_is_carried_across_growth():
+    run = replace(GROWN, optimizer="muon", growths=(Growth(3, method="rotate"),))
+    train(run)
+    before, after = (Training(segment) for segment in run.segments()[:2])
+    before._load(folder_of(before.segment) / "state.pt")
+    for name, parameter in before.model.named_parameters():
+        momentum = before.optimizer.state[parameter].get("momentum_buffer")
+        grown = after.optimizer.state[after.model.get_parameter(name)].get("momentum_buffer")
+        assert (momentum is None) == (grown is None) == (not name.endswith(("key_tokens", "value_tokens")))
+        if momentum is not None:
+            torch.testing.assert_close(grown[: len(momentum)], momentum)
+
+
+def test_a_branch_of_a_ladder_spends_its_budget_and_shares_its_past():
+    frontier = importlib.import_module("frontier.experiment")
+    steps = [Growth(1500, 2, method="rotate"), Growth(3000, 2, method="rotate", depth=8)]
+    ladder = frontier.Ladder(("32 tokens", "64 tokens", "128 tokens"), tuple(steps), 2e-3)
+    branches = ladder.branches()
+    for budget, run in zip(frontier.BUDGETS, branches, strict=True):
+        assert flops(run) == pytest.approx(budget, rel=2e-3)
+        assert all(growth.step <= run.decay_start for growth in run.growths)
+    assert [len(run.growths) for run in branches] == [0, 0, 0, 1, 2, 2]
+    trunk = {segment.name for segment in branches[-1].segments()}
+    assert all(segment.name in trunk for run in branches for segment in run.segments()[:-1])
 
 
 def test_compute_counts_what_runs_share_once():

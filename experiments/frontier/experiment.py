@@ -8,19 +8,26 @@ the smallest only. A scaling law is fitted to the smaller budgets; it says when 
 longer runs should reach.
 """
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
+from lab.figures import OURS, colour, draw, legend
 from lab.models import config_of
-from lab.results import final, flops
-from lab.sizes import SIZES, rate_of, token_former
+from lab.results import final, finished, flops, lines, write_results
+from lab.sizes import SIZES, rate_of, to_the_end, token_former
 from lab.spec import Growth, Run, TokenFormer
+from lab.tables import change, markdown, number
 
 from tokenformer import cost
-from tokenformer.planning import FinishedRun, ScalingLaw, Size, best_climb, fit
+from tokenformer.planning import FinishedRun, ScalingLaw, Size, best_climb, climbed, fit
 from tokenformer.planning.plan import TRANSFER
 
+HERE = Path(__file__).parent
 BASE = (("hidden_size", 128), ("qkv", SIZES[0]), ("out", SIZES[0]), ("ffn", 4 * SIZES[0]))
 BYTES = 8 * 256  # a step
 SMALLEST = "32 tokens"
@@ -91,6 +98,11 @@ class Ladder:
         a_step = flops(replace(run, steps=last + 1)) - flops(run)
         return replace(run, steps=last + round((budget - flops(run)) / a_step))
 
+    def stages(self, run: Run) -> list[tuple[Size, float]]:
+        """What a branch sees at each size."""
+        cuts = [0, *(growth.step for growth in run.growths), run.steps]
+        return [(size_of(size), (b - a) * BYTES) for size, (a, b) in zip(self.sizes, pairwise(cuts), strict=False)]
+
     def branches(self, seed: int = 0) -> list[Run]:
         """One for every budget; each keeps the states from which the shorter ones' rates decay."""
         runs = [self.branch(budget, seed) for budget in BUDGETS]
@@ -126,8 +138,143 @@ def plan() -> list[Run]:
     """Sizes from scratch with the budgets of the law, ladders, then larger budgets."""
     lr = rate_of(SHAPES[SMALLEST])
     if lr is None:
-        return []
+        return to_the_end(SHAPES[SMALLEST])
     runs = from_scratch(lr)
     fitted = [run for (_, budget), run in runs.items() if budget in FITTED]
     grown = [run for one in ladders(lr).values() for run in one.branches()]
     return [*fitted, *grown, *(run for (_, budget), run in runs.items() if budget not in FITTED)]
+
+
+def report() -> None:
+    """Every size and every ladder at every budget, what the law said, and how smooth growth was."""
+    findings: dict[str, Any] = {}
+    lr = rate_of(SHAPES[SMALLEST])
+    fitted = None if lr is None else law(lr)
+    if lr is not None and fitted is not None:
+        a, b, e, alpha, beta = fitted.coefficients
+        findings["law"] = {"A": math.exp(a), "B": math.exp(b), "E": math.exp(e), "alpha": alpha, "beta": beta}
+        findings["scratch"] = [
+            {
+                **{"size": name, "budget": budget, "steps": run.steps, "loss": loss, "fitted": budget in FITTED},
+                "predicted": float(fitted.loss(size_of(name).parameters, run.steps * BYTES)),
+            }
+            for (name, budget), run in from_scratch(lr).items()
+            if (loss := final(run)) is not None
+        ]
+        findings["ladders"] = {
+            name: {"sizes": one.sizes, "growths": _growths(one), "budgets": _reached(one, fitted)}
+            for name, one in ladders(lr).items()
+        }
+        draw(HERE / "frontier.png", [lambda axes: _losses(axes, findings), lambda axes: _above(axes, findings)])
+    write_results(HERE, findings, plan())
+
+
+def _reached(one: Ladder, fitted: ScalingLaw) -> list[dict[str, Any]]:
+    done = [(budget, run) for budget in BUDGETS if final(run := one.branch(budget)) is not None]
+    return [
+        {
+            **{"budget": budget, "steps": run.steps, "size": one.sizes[len(run.growths)], "loss": final(run)},
+            "predicted": climbed(fitted, one.stages(run), TRANSFER).loss,
+            "if_nothing_were_lost": climbed(fitted, one.stages(run), 1.0).loss,
+        }
+        for budget, run in done
+    ]
+
+
+def _growths(one: Ladder) -> list[dict[str, Any]]:
+    """Every growth step: where, how far the loss moved, and how far the next training losses lay above ungrown ones."""
+    measured = {line["step"]: line for run in finished(one.branches()) for line in lines(run) if "rise" in line}
+    return [
+        {"to": size, "step": step, "rise": measured[step]["rise"], "above": max(measured[step]["above_ungrown"])}
+        for size, step in zip(one.sizes[1:], (growth.step for growth in one.growths), strict=True)
+        if step in measured
+    ]
+
+
+def lowest(findings: dict[str, Any]) -> dict[float, dict[str, Any]]:
+    """The best size from scratch at every budget at which some were trained."""
+    found: dict[float, dict[str, Any]] = {}
+    for one in findings["scratch"]:
+        if one["budget"] not in found or one["loss"] < found[one["budget"]]["loss"]:
+            found[one["budget"]] = one
+    return found
+
+
+def _losses(axes: Any, findings: dict[str, Any]) -> None:
+    for i, name in enumerate(SHAPES):
+        _line(axes, (one for one in findings["scratch"] if one["size"] == name), "o-", colour(i + 2), name)
+    for (name, one), style in zip(findings["ladders"].items(), ("s-", "s--"), strict=True):
+        _line(axes, one["budgets"], style, OURS, f"grown by {name}")
+    axes.set(xscale="log", xlabel="training FLOPs", ylabel="validation loss, nats a byte")
+    legend(axes)
+
+
+def _line(axes: Any, points: Iterable[dict[str, Any]], style: str, hue: str, name: str) -> None:
+    ordered = sorted((one["budget"], one["loss"]) for one in points)
+    if ordered:
+        axes.plot(*zip(*ordered, strict=True), style, color=hue, label=name, ms=4, lw=1.2)
+
+
+def _above(axes: Any, findings: dict[str, Any]) -> None:
+    """The same, relative to the frontier."""
+    best = {budget: one["loss"] for budget, one in lowest(findings).items()}
+
+    def relative(points: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [
+            {"budget": one["budget"], "loss": 100 * (one["loss"] / best[one["budget"]] - 1)}
+            for one in points
+            if one["budget"] in best
+        ]
+
+    for i, name in enumerate(SHAPES):
+        of_size = [one for one in findings["scratch"] if one["size"] == name]
+        _line(axes, relative(of_size), "o-", colour(i + 2), name)
+    for (name, one), style in zip(findings["ladders"].items(), ("s-", "s--"), strict=True):
+        _line(axes, relative(one["budgets"]), style, OURS, f"grown by {name}")
+    axes.set(xscale="log", xlabel="training FLOPs", ylabel="% above the best size from scratch", ylim=(-2, 15))
+    legend(axes)
+
+
+def tables(findings: dict[str, Any]) -> dict[str, str]:
+    """The frontier with the ladders, every size, what was predicted, and growth steps."""
+    if not findings:
+        return {"budgets": "", "sizes": "", "predicted": "", "growths": ""}
+    best = lowest(findings)
+    scratch = {(one["size"], one["budget"]): one for one in findings["scratch"]}
+    grown = {(name, at["budget"]): at for name, one in findings["ladders"].items() for at in one["budgets"]}
+
+    def against(budget: float, one: dict[str, Any] | None) -> str:
+        return f"{one['loss'] / best[budget]['loss'] - 1:+.1%}" if one and budget in best else "-"
+
+    def both(budget: float, name: str) -> list[str]:
+        one = grown.get((name, budget))
+        return [f"{number(one['loss'])} ({one['size']})" if one else "-", against(budget, one)]
+
+    budgets = [
+        [
+            f"{budget:.3g}",
+            f"{number(one['loss'])} ({one['size']})",
+            *(x for name in LADDERS for x in both(budget, name)),
+        ]
+        for budget, one in best.items()
+    ]
+    sizes = [[name, *(against(budget, scratch.get((name, budget))) for budget in best)] for name in SHAPES]
+    tested = [("from scratch", one) for one in findings["scratch"] if not one["fitted"]]
+    tested += [(f"grown by {name}", at) for name, one in findings["ladders"].items() for at in one["budgets"]]
+    predicted = [
+        [how, one["size"], f"{one['budget']:.3g}", number(one["loss"]), number(one["predicted"]),
+         f"{one['predicted'] / one['loss'] - 1:+.1%}"]
+        for how, one in tested
+    ]  # fmt: skip
+    growths = [
+        [f"by {name}", at["to"], str(at["step"]), change(at["rise"]), change(at["above"])]
+        for name, one in findings["ladders"].items()
+        for at in one["growths"]
+    ]
+    heads = [head for name in LADDERS for head in (f"grown by {name}", "")]
+    return {
+        "budgets": markdown(["FLOPs", "best from scratch", *heads], budgets),
+        "sizes": markdown(["from scratch", *(f"{budget:.3g}" for budget in best)], sizes),
+        "predicted": markdown(["", "size", "FLOPs", "measured", "predicted", ""], predicted),
+        "growths": markdown(["growth", "to", "step", "rise at growth", "rise over 20 steps, at most"], growths),
+    }

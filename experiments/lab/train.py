@@ -11,6 +11,7 @@ import json
 import math
 import os
 import time
+from copy import deepcopy
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -32,6 +33,7 @@ from .spec import Growth, Run, Segment, TokenViT, ViT
 STORE = Path(os.environ.get("LAB", Path(__file__).parents[2] / "runs" / "lab"))
 LOG_STEPS, VALIDATION_STEPS, SAVE_STEPS = 50, 100, 100
 KEPT: dict[str, dict[str, Any]] = {}  # results by the segment's name; `kept.take` puts them here
+SMOOTH_STEPS = 20  # after growth, in which the training loss is compared with that of the model that did not grow
 FEW, SOME, MANY = 64, 128, 512  # blocks that a validation looks at: on the way, at growth, at the end of a run
 
 
@@ -96,12 +98,14 @@ class Training:
         self.optimizer = optimizer_of(self.model, self.run)
         self.growth: Growth | None = None
         self.taus: dict[str, tuple[float, float]] | None = None
+        self.frozen: FrozenRows | None = None
+        self.rising: NewTokenWarmup | None = None
         for growth in self.run.growths:
             if growth.step < segment.start:
                 self._grow(growth)
         self.task = task_of(self.run)
         growth = next((growth for growth in self.run.growths if growth.step == segment.start), None)
-        part = self.folder / "part.pt"
+        part, ungrown = self.folder / "part.pt", None
         if part.exists():  # saved after the growth with which the segment starts
             if growth is not None:
                 self._grow(growth)
@@ -112,21 +116,33 @@ class Training:
                 self._load(folder_of(segment.before) / "state.pt")
             if growth is not None:
                 # The end of the segment before may have been measured on more blocks.
-                before = self.validate("validation", SOME)
+                before, ungrown = self.validate("validation", SOME), self._first_losses()
                 self._grow(growth)
                 after = self.validate("validation", SOME)
                 self.measure("growth", **after, rise=after["loss"] - before["loss"])
-        frozen = self.growth is not None and self.growth.trains == "new"
-        self.frozen = FrozenRows(self.model, self.model.last_growth) if frozen else None
-        warm = self.growth is not None and self.growth.warm_new
-        self.rising = NewTokenWarmup(self.model, self.model.last_growth) if warm else None
+        if self.growth is not None and self.growth.trains == "new":
+            self.frozen = FrozenRows(self.model, self.model.last_growth)
+        if self.growth is not None and self.growth.warm_new:
+            self.rising = NewTokenWarmup(self.model, self.model.last_growth)
         ramp = self.growth is not None and self.growth.tau_steps and self.growth.step == segment.start
         if ramp and self.taus is None:
             self.taus = tau_targets(self.model)
+        if ungrown is not None:
+            self.lines[-1]["above_ungrown"] = [a - b for a, b in zip(self._first_losses(), ungrown, strict=True)]
 
     def _grow(self, growth: Growth) -> None:
         self.model, self.optimizer = grow_both(self.model, self.optimizer, growth, self.run)
         self.growth = growth
+
+    def _first_losses(self) -> list[float]:
+        """The training losses of the next steps, which are then undone."""
+        before = deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
+        step, lines = self.step, list(self.lines)
+        losses = [self.make_step()[0].item() for _ in range(SMOOTH_STEPS)]
+        self.step, self.lines = step, lines
+        self.model.load_state_dict(before[0])
+        self.optimizer.load_state_dict(before[1])
+        return losses
 
     def _load(self, path: Path) -> dict[str, Any]:
         """Take over a saved state."""
