@@ -163,8 +163,8 @@ def without_import(code):
     ("name", "auto"),
     [
         ("gpt2", "AutoModelForCausalLM"),
-        ("vit", "AutoModelForImageClassification"),
-        ("bert", "AutoModelForMaskedLM"),
+        pytest.param("vit", "AutoModelForImageClassification", marks=pytest.mark.slow),
+        pytest.param("bert", "AutoModelForMaskedLM", marks=pytest.mark.slow),
     ],
 )
 def test_the_loader_beside_the_weights_imports_tokenformer(tmp_path, name, auto):

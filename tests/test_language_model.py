@@ -155,7 +155,11 @@ def test_other_kinds_are_saved(kind, ids, tmp_path):
 
 NO_VECTORS = torch.backends.cpu.get_cpu_capability() == "DEFAULT"
 FLEX = pytest.param(
-    "flex_attention", marks=pytest.mark.skipif(NO_VECTORS, reason="torch's own kernel is written for CPUs with vectors")
+    "flex_attention",
+    marks=[
+        pytest.mark.slow,  # it compiles
+        pytest.mark.skipif(NO_VECTORS, reason="torch's own kernel is written for CPUs with vectors"),
+    ],
 )
 
 

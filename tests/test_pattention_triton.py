@@ -75,6 +75,7 @@ def test_they_compile_for_gpus(tmp_path):
         assert int(products) > 0, "no tensor cores are used"
 
 
+@pytest.mark.slow
 def test_the_benchmark_runs_dry(tmp_path):
     printed = run_python("benchmarks/gpu.py", "--dry-run", "--dtypes", "bf16", "--out", tmp_path, interpreted=True)
     result = json.loads((tmp_path / "gpu.json").read_text())
@@ -84,6 +85,7 @@ def test_the_benchmark_runs_dry(tmp_path):
     assert "triton" in printed
 
 
+@pytest.mark.slow
 def test_the_benchmark_says_that_it_needs_a_gpu():
     command = [sys.executable, "benchmarks/gpu.py"]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}

@@ -206,7 +206,7 @@ def test_what_cannot_work_is_one_line_and_changes_nothing(config, message):
     assert [name for name, _ in model.named_modules()] == names
 
 
-@pytest.mark.parametrize("order", ["tokenformer, peft", "peft, tokenformer"])
+@pytest.mark.parametrize("order", ["tokenformer, peft", pytest.param("peft, tokenformer", marks=pytest.mark.slow)])
 def test_the_order_of_imports_does_not_matter(order):
     code = f"import {order}\n"
     code += "model = tokenformer.TokenFormerForCausalLM(tokenformer.TokenFormerConfig.preset('tiny'))\n"

@@ -138,11 +138,11 @@ def test_the_table_at_the_end(ladder_run):
     assert rows[-1][-1] == f"{end['ema_validation_accuracy']:.4f}"
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(12, marks=pytest.mark.slow)])
-def test_killed_at_random_moments(ladder_run, tmp_path, kills):
+@pytest.mark.slow
+def test_killed_at_random_moments(ladder_run, tmp_path):
     """With a worker that decodes, mixed labels, an average, and rates by depth."""
     recipe, reference, seconds = ladder_run
-    kill_often(recipe, tmp_path, reference, seconds, kills)
+    kill_often(recipe, tmp_path, reference, seconds, kills=12)
 
 
 def test_the_number_of_workers_changes_nothing(ladder_run, tmp_path):

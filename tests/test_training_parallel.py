@@ -63,7 +63,7 @@ def assert_equal_to_one(out, reference):
         pytest.param("text", "ddp", marks=pytest.mark.slow),
         ("text", "fsdp"),
         pytest.param("images", "ddp", marks=pytest.mark.slow),
-        ("images", "fsdp"),
+        pytest.param("images", "fsdp", marks=pytest.mark.slow),
         pytest.param("deep", "fsdp", marks=pytest.mark.slow),
     ],
     indirect=["one_process"],
@@ -116,6 +116,7 @@ def test_a_lost_process_says_what_to_do(tmp_path):
     assert line.endswith(f"Run the same command again to resume from the last checkpoint in {out}")
 
 
+@pytest.mark.slow
 def test_a_batch_that_cannot_be_shared(tmp_path):
     done = two_processes(write_recipe(tmp_path), tmp_path / "run", "training.global_batch=7")
     assert done.returncode != 0

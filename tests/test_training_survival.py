@@ -52,22 +52,23 @@ def test_killed_at_random_moments(uninterrupted, tmp_path, kills):
     kill_often(recipe, tmp_path, reference, seconds, kills)
 
 
+# What is killed, before which of its calls, and before which others in the slow tests.
 WORST_MOMENTS = [
-    (trainer_module, "seal_folder", (3, 1, 6)),  # everything is written, but has no name yet
-    (io_module, "seal_folder", (2, 1, 3)),  # the same for first checkpoints, grown ones and models
-    (io_module, "_sync", (30, 3)),  # half-way to the disk
-    (run_module, "grow_checkpoint", (1, 2)),
-    (run_module, "_write_json", (2, 1, 3, 5)),  # between a stage's model and the note that it is done
-    (run_module, "_measure_growth", (1, 2)),
+    (trainer_module, "seal_folder", (3,), (1, 6)),  # everything is written, but has no name yet
+    (io_module, "seal_folder", (2,), (1, 3)),  # the same for first checkpoints, grown ones and models
+    (io_module, "_sync", (), (30, 3)),  # half-way to the disk
+    (run_module, "grow_checkpoint", (1,), (2,)),
+    (run_module, "_write_json", (2,), (1, 3, 5)),  # between a stage's model and the note that it is done
+    (run_module, "_measure_growth", (), (1, 2)),
 ]
 
 
 @pytest.mark.parametrize(
     ("module", "name", "call"),
     [
-        pytest.param(module, name, call, marks=[pytest.mark.slow] if call != calls[0] else [])
-        for module, name, calls in WORST_MOMENTS
-        for call in calls
+        pytest.param(module, name, call, marks=[pytest.mark.slow] if call in more else [])
+        for module, name, calls, more in WORST_MOMENTS
+        for call in (*calls, *more)
     ],
 )
 def test_killed_at_the_worst_moments(uninterrupted, tmp_path, module, name, call):
@@ -82,7 +83,15 @@ def interrupted(recipe, out, save_calls):
     assert run_in_child(recipe, out, before=kill_at(trainer_module, "seal_folder", save_calls)) == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "missing", "manifest"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "flipped",
+        "missing",
+        pytest.param("truncated", marks=pytest.mark.slow),
+        pytest.param("manifest", marks=pytest.mark.slow),
+    ],
+)
 def test_a_broken_checkpoint_is_named_and_the_one_before_it_used(uninterrupted, tmp_path, damage, capsys):
     recipe, reference, _ = uninterrupted
     out = tmp_path / "run"

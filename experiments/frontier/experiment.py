@@ -85,12 +85,16 @@ class Ladder:
     lr: float
 
     def branch(self, budget: float, seed: int = 0) -> Run:
-        """The run that ends when the budget is spent. It grows as often as it can before its rate decays."""
+        """The run that ends when the budget is spent. It grows as often as it can before its rate decays.
+
+        If the trunk grows within the last fifth of the steps, the rate decays from there on.
+        """
         for taken in range(len(self.growths), -1, -1):
             run = self._run(self.growths[:taken], budget, seed)
             if not taken or run.growths[-1].step <= run.decay_start:
-                return run
-        raise AssertionError("the trunk without growth is always there")
+                break
+        leaves = self.growths[taken].step if taken < len(self.growths) else run.decay_start
+        return run if run.decay_start <= leaves else replace(run, decay=(run.steps - leaves) / run.steps)
 
     def _run(self, growths: tuple[Growth, ...], budget: float, seed: int) -> Run:
         last = growths[-1].step if growths else 0
