@@ -12,10 +12,14 @@ Leaves: [..., d_out] = Θ(x · Kᵀ + key bias) · V + bias, where Θ is one of 
 Every kind has three steps: rectify each score, reduce a row to one number (`normaliser`), finish each score
 with it (`weigh`). Only the middle step looks across tokens, so tokens held in several groups (on other
 devices, frozen or trained) form one layer when their normalisers are joined and their outputs added.
+
+Tokens may stand in `segments`, so many in each: every segment then has a normaliser and a tau of its own, tau is one
+number a segment, and the outputs of all segments are added. A `mask` [..., n] says which tokens a row attends to: the
+others have no score, neither in the normaliser nor in the output, as if they were not there.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -65,21 +69,37 @@ def reference(
     *,
     key_bias: Tensor | None = None,
     bias: Tensor | None = None,
+    segments: Sequence[int] = (),
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Attention of the rows of x over parameter tokens."""
-    weights = token_weights(x, key_tokens, tau, kind, key_bias=key_bias)  # [..., n]
+    weights = token_weights(x, key_tokens, tau, kind, key_bias=key_bias, segments=segments, mask=mask)  # [..., n]
     compute_dtype = torch.promote_types(x.dtype, value_tokens.dtype)
     out = weights.to(compute_dtype) @ value_tokens
     return out if bias is None else out + bias.to(out.dtype)
 
 
 def token_weights(
-    x: Tensor, key_tokens: Tensor, tau: float | Tensor, kind: str = "l2_gelu", *, key_bias: Tensor | None = None
+    x: Tensor,
+    key_tokens: Tensor,
+    tau: float | Tensor,
+    kind: str = "l2_gelu",
+    *,
+    key_bias: Tensor | None = None,
+    segments: Sequence[int] = (),
+    mask: Tensor | None = None,
 ) -> Tensor:
     """The weight that every value token gets in every row of x, [..., n], in fp32 or wider."""
     scores, scale = token_scores(x, key_tokens, key_bias)
     scores = rectify(scores, scale, kind)
-    return weigh(scores, normaliser(scores, kind), tau, kind)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, masked_score(kind, scores.dtype))
+    if segments:
+        parts = zip(scores.split(list(segments), dim=-1), torch.as_tensor(tau).unbind(), strict=True)
+        weights = torch.cat([weigh(part, normaliser(part, kind), own_tau, kind) for part, own_tau in parts], dim=-1)
+    else:
+        weights = weigh(scores, normaliser(scores, kind), tau, kind)
+    return weights if mask is None else weights.masked_fill(~mask, 0)
 
 
 def token_scores(x: Tensor, key_tokens: Tensor, key_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -119,6 +139,11 @@ def rectify(scores: Tensor, scale: Tensor, kind: str) -> Tensor:
     if kind == "softmax":
         return scores * scale
     raise ValueError(f"kind={kind!r} is not known; choose one of {', '.join(KINDS)}")
+
+
+def masked_score(kind: str, dtype: torch.dtype) -> float:
+    """A rectified score that weighs nothing beside others."""
+    return torch.finfo(dtype).min if kind == "softmax" else 0.0
 
 
 def normaliser(scores: Tensor, kind: str) -> Tensor:

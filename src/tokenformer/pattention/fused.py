@@ -1,7 +1,8 @@
 """Pattention, forward and backward, with as few passes over [rows, n] as torch's own kernels allow.
 
 Enters: rows x [rows, d_in], key tokens [n, d_in], value tokens [n, d_out], a key bias [n] or None, a bias [d_out] or
-None, tau (a number in a tensor).
+None, tau (a number in a tensor); if the tokens stand in segments, how many in each, and then tau has one number for
+each; a mask [rows, n] of the tokens that a row attends to, or None.
 Leaves: the output; what backward needs; the gradients. The specification is `functional.py`: outputs and gradients
 are the same up to rounding, for every finite input.
 
@@ -12,8 +13,9 @@ tokens' dtype, or none, and then it is computed again:
     gelu_l2   the scores
     softmax   the weights
 
-Beside it `stats` [rows, 3] holds three numbers per row in fp32 or wider: 1 / rms, the scale the row was divided by, and
-whether the gradient passes through the norm: 1, or 0 where the smallest rms was put in its place.
+Beside it `stats` holds three numbers per row in fp32 or wider: 1 / rms, the scale the row was divided by, and whether
+the gradient passes through the norm: 1, or 0 where the smallest rms was put in its place. Of segments, each has a first
+and a third number of its own: [rows, 2 s + 1].
 
 On a CPU as many rows are taken at a time as give NUMBERS_AT_ONCE scores: the arrays that pass between the products
 stay in the last-level cache, and the next rows reuse their memory. Rows are scaled as the specification
@@ -25,6 +27,7 @@ one token at a time, these small operations would weigh as much as the rest.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -37,6 +40,7 @@ from .functional import (
     LARGEST_SCALE,
     SMALLEST_EXPONENT,
     SMALLEST_RMS,
+    masked_score,
     row_scale,
     wide,
 )
@@ -75,14 +79,16 @@ def attend(
     bias: Tensor | None,
     tau: Tensor,
     kind: str,
+    segments: Sequence[int] = (),
+    mask: Tensor | None = None,
 ) -> Tensor:
     """The output [rows, d_out] alone; nothing is kept."""
     if x.shape[0] <= FEWEST_ROWS:
-        weights = _weigh(x, key_tokens, key_bias, tau, kind, keep=False).weights
+        weights = _weigh(x, key_tokens, key_bias, tau, kind, segments, mask, keep=False).weights
         return _product(weights.to(value_tokens.dtype), value_tokens, bias)
     out = value_tokens.new_empty(x.shape[0], value_tokens.shape[1])
     for some in _parts(x, key_tokens):
-        weights = _weigh(x[some], key_tokens, key_bias, tau, kind, keep=False).weights
+        weights = _weigh(x[some], key_tokens, key_bias, tau, kind, segments, _some(mask, some), keep=False).weights
         _product(weights.to(value_tokens.dtype), value_tokens, bias, out=out[some])
     return out
 
@@ -96,21 +102,36 @@ def forward(
     tau: Tensor,
     kind: str,
     keep: bool,
+    segments: Sequence[int] = (),
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The output [rows, d_out], what backward needs [rows, n] if it is to be kept, and stats [rows, 3]."""
+    """The output [rows, d_out], what backward needs [rows, n] if it is to be kept, and stats."""
     rows = x.shape[0]
     out = value_tokens.new_empty(rows, value_tokens.shape[1])
     kept = key_tokens.new_empty(rows, key_tokens.shape[0]) if keep else None
-    stats = x.new_ones(rows, 3, dtype=wide(x.dtype))
+    stats = x.new_ones(rows, stats_width(segments), dtype=wide(x.dtype))
+    inverse_rms, scale, free = _split(stats)
     for some in _parts(x, key_tokens):
-        weighed = _weigh(x[some], key_tokens, key_bias, tau, kind, None if kept is None else kept[some], keep)
+        place = None if kept is None else kept[some]
+        weighed = _weigh(x[some], key_tokens, key_bias, tau, kind, segments, _some(mask, some), place, keep)
         _product(weighed.weights.to(value_tokens.dtype), value_tokens, bias, out=out[some])
-        stats[some, 0:1] = weighed.inverse_rms
+        inverse_rms[some] = weighed.inverse_rms
         if weighed.scale is not None:
-            stats[some, 1:2] = weighed.scale
+            scale[some] = weighed.scale
         if weighed.free is not None:
-            stats[some, 2:3] = weighed.free
+            free[some] = weighed.free
     return out, kept, stats
+
+
+def stats_width(segments: Sequence[int]) -> int:
+    """How many numbers a row has in `stats`."""
+    return 2 * max(1, len(segments)) + 1
+
+
+def _split(stats: Tensor) -> tuple[Tensor, ...]:
+    """1 / rms of every segment, the row's scale, and whether each norm is free."""
+    segments = stats.shape[1] // 2
+    return stats.split([segments, 1, segments], dim=1)
 
 
 def backward(
@@ -125,6 +146,8 @@ def backward(
     stats: Tensor,
     frozen: int,
     needs: Sequence[bool],
+    segments: Sequence[int] = (),
+    mask: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
     """Gradients of x, keys, values, key bias and bias, each if `needs` says so; the first `frozen` tokens get zeros."""
     needs_x, needs_keys, needs_values, needs_key_bias, needs_bias = needs
@@ -135,23 +158,25 @@ def backward(
     grad_bias = grad.sum(0) if needs_bias else None
     for some in _parts(x, key_tokens):
         rows, row_grad = x[some], grad[some]
-        inverse_rms, scale, free = stats[some].split(1, dim=1)
+        inverse_rms, scale, free = _split(stats[some])
         divisor = scale if _always_scales(x, key_tokens) or scale.max().item() != 1 else None
         weights: Tensor | None = None  # [rows, n]
         if kept is None:
-            weighed = _weigh(rows, key_tokens, key_bias, tau, kind)
+            weighed = _weigh(rows, key_tokens, key_bias, tau, kind, segments, _some(mask, some))
             scores, weights = weighed.kept, weighed.weights.to(key_tokens.dtype)
         else:
             scores = kept[some]
             if needs_values or kind == "gelu_l2":
-                weights = _weights_again(scores, inverse_rms, divisor, kind)
+                weights = _weights_again(scores, inverse_rms, divisor, kind, segments)
         if grad_values is not None:
             assert weights is not None
             grad_values[frozen:].addmm_(weights[:, frozen:].mT, row_grad)
         if not (needs_x or needs_keys or needs_key_bias):
             continue
         grad_scores = row_grad @ value_tokens.mT  # [rows, n]
-        _to_scores_(grad_scores, scores, weights, inverse_rms, divisor, free, tau, kind)
+        _to_scores_(grad_scores, scores, weights, inverse_rms, divisor, free, tau, kind, segments)
+        if mask is not None:
+            grad_scores.masked_fill_(~mask[some], 0)
         if grad_keys is not None:
             grad_keys[frozen:].addmm_(grad_scores[:, frozen:].mT, _divided(rows, divisor, key_tokens.dtype))
         if grad_key_bias is not None:
@@ -176,8 +201,12 @@ def _parts(x: Tensor, key_tokens: Tensor) -> Iterator[slice]:
         yield slice(start, start + step)
 
 
+def _some(mask: Tensor | None, rows: slice) -> Tensor | None:
+    return None if mask is None else mask[rows]
+
+
 class _Rows(NamedTuple):
-    """Weighed rows, and how: weights and kept [rows, n], the rest [rows, 1].
+    """Weighed rows, and how: weights and kept [rows, n], scale [rows, 1], the rest [rows, 1] or one a segment.
 
     Without a `scale` rows are as given; without `free` all of them are.
     """
@@ -195,6 +224,8 @@ def _weigh(
     key_bias: Tensor | None,
     tau: Tensor,
     kind: str,
+    segments: Sequence[int],
+    mask: Tensor | None,
     kept: Tensor | None = None,
     keep: bool = True,
 ) -> _Rows:
@@ -204,21 +235,28 @@ def _weigh(
     scale = row_scale(x, biased) if size > LARGEST_UNSCALED else None
     rows = _divided(x, scale, key_tokens.dtype)
     if kind == "softmax":
-        weights = _true_scores(_scores(rows, key_tokens, key_bias, scale), scale).softmax(-1).mul_(tau)
+        scores = _true_scores(_scores(rows, key_tokens, key_bias, scale), scale)
+        _mask_(scores, mask, kind)
+        weights = _softmax(scores, segments).mul_(_per_token(tau, segments))
+        if mask is not None:
+            weights.masked_fill_(~mask, 0)  # where a row attends to no token of a segment, all had the same weight
         kept = weights.to(key_tokens.dtype) if kept is None else kept.copy_(weights)
-        return _Rows(weights, kept, weights.new_ones(x.shape[0], 1, dtype=wide(x.dtype)), scale, None)
+        return _Rows(
+            weights, kept, weights.new_ones(x.shape[0], max(1, len(segments)), dtype=wide(x.dtype)), scale, None
+        )
     kept = _scores(rows, key_tokens, key_bias, scale, kept)
+    _mask_(kept, mask, kind)
     weights = kept if kind in ACTIVATIONS else _rectified(kept, scale)
-    norm = torch.linalg.vector_norm(weights, dim=-1, keepdim=True, dtype=wide(x.dtype))
+    norm = _reduced(weights, segments, partial(torch.linalg.vector_norm, dtype=wide(x.dtype)))
     # No row's scale is larger than this.
     largest_scale = max(2.0**SMALLEST_EXPONENT, 2 * size / LARGEST_ENTRY)
-    if scale is None and x.numel() and norm.min().item() >= SMALLEST_RMS * largest_scale * tau.item():
+    if scale is None and x.numel() and norm.min().item() >= SMALLEST_RMS * largest_scale * tau.max().item():
         inverse_rms, free = tau / norm, None
     else:
         smallest = SMALLEST_RMS * (row_scale(x, biased) if scale is None else torch.ones_like(scale))
         rms = norm / tau
         inverse_rms, free = torch.maximum(rms, smallest).reciprocal(), rms >= smallest
-    weights.mul_(inverse_rms)
+    weights.mul_(_per_token(inverse_rms, segments))
     if kind in ACTIVATIONS:
         weights = (ACTIVATIONS if keep else _IN_PLACE)[kind](kept)
     return _Rows(weights, kept, inverse_rms, scale, free)
@@ -248,11 +286,44 @@ def _size(x: Tensor, key_tokens: Tensor) -> float:
     return max(-smallest.item(), largest.item())
 
 
-def _weights_again(kept: Tensor, inverse_rms: Tensor, divisor: Tensor | None, kind: str) -> Tensor:
+def _mask_(scores: Tensor, mask: Tensor | None, kind: str) -> None:
+    if mask is not None:
+        scores.masked_fill_(~mask, masked_score(kind, scores.dtype))
+
+
+def _per_token(numbers: Tensor, segments: Sequence[int]) -> Tensor:
+    """From one number a segment, [..., s], one a token, [..., n]. Without segments there is one for all tokens."""
+    if not segments:
+        return numbers
+    sizes = torch.tensor(segments, device=numbers.device)
+    return numbers.repeat_interleave(sizes, dim=-1, output_size=sum(segments))
+
+
+def _reduced(array: Tensor, segments: Sequence[int], reduce: Callable[..., Tensor]) -> Tensor:
+    """Of [rows, n], what `reduce` makes of each segment: [rows, s]. Neighbours of one size go in one call."""
+    if not segments:
+        return reduce(array, dim=-1, keepdim=True)
+    parts, begin = [], 0
+    for size, equal in groupby(segments):
+        end = begin + size * len(list(equal))
+        parts.append(reduce(array[:, begin:end].unflatten(1, (-1, size)), dim=-1))
+        begin = end
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _softmax(scores: Tensor, segments: Sequence[int]) -> Tensor:
+    if not segments:
+        return scores.softmax(-1)
+    return torch.cat([part.softmax(-1) for part in scores.split(list(segments), dim=1)], dim=1)
+
+
+def _weights_again(
+    kept: Tensor, inverse_rms: Tensor, divisor: Tensor | None, kind: str, segments: Sequence[int]
+) -> Tensor:
     if kind in ACTIVATIONS:
         return ACTIVATIONS[kind](kept)
     if kind == "gelu_l2":
-        return _rectified(kept, divisor).mul_(inverse_rms).to(kept.dtype)
+        return _rectified(kept, divisor).mul_(_per_token(inverse_rms, segments)).to(kept.dtype)
     return kept
 
 
@@ -265,12 +336,14 @@ def _to_scores_(
     free: Tensor,
     tau: Tensor,
     kind: str,
+    segments: Sequence[int],
 ) -> None:
     """Turns the gradient of the weights into that of the scores, in place. Overwrites `weights`, unless kept."""
     if kind == "softmax":
         # Divided by tau first: where one token has all the weight, the gradient is then zero to the last bit.
-        shares = kept / tau  # [rows, n]
-        gradient = torch._softmax_backward_data(grad.to(shares.dtype), shares, -1, shares.dtype).mul_(tau)
+        each_tau = _per_token(tau, segments)
+        shares = kept / each_tau  # [rows, n]
+        gradient = _softmax_backward(grad.to(shares.dtype), shares, segments).mul_(each_tau)
         grad.copy_(gradient if divisor is None else gradient.mul_(divisor.clamp(max=LARGEST_SCALE)))
         return
     if kind in ACTIVATIONS:
@@ -280,11 +353,20 @@ def _to_scores_(
     else:
         assert weights is not None
         products, normalised = grad * weights, weights
-    dot = products.sum(-1, keepdim=True, dtype=free.dtype)  # [rows, 1]
-    grad.addcmul_(normalised, dot * free / tau.square(), value=-1).mul_(inverse_rms)
+    dot = _reduced(products, segments, partial(torch.sum, dtype=free.dtype))  # [rows, 1]
+    grad.addcmul_(normalised, _per_token(dot * free / tau.square(), segments), value=-1)
+    grad.mul_(_per_token(inverse_rms, segments))
     if kind == "gelu_l2":
         true_scores = _true_scores(kept, divisor)
         grad.copy_(torch.ops.aten.gelu_backward(grad.to(true_scores.dtype), true_scores))
+
+
+def _softmax_backward(grad: Tensor, shares: Tensor, segments: Sequence[int]) -> Tensor:
+    if not segments:
+        return torch._softmax_backward_data(grad, shares, -1, shares.dtype)
+    sizes = list(segments)
+    parts = zip(grad.split(sizes, dim=1), shares.split(sizes, dim=1), strict=True)
+    return torch.cat([torch._softmax_backward_data(ours, share, -1, share.dtype) for ours, share in parts], dim=1)
 
 
 def _always_scales(x: Tensor, key_tokens: Tensor) -> bool:

@@ -43,6 +43,8 @@ def pattention(
     form: str = "auto",
     recompute: bool = False,
     frozen: int = 0,
+    segments: Sequence[int] = (),
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Attention of the rows of x over parameter tokens: [..., d_in] to [..., d_out].
 
@@ -57,6 +59,9 @@ def pattention(
         form: auto, reference, fused or triton: how it is computed, not what.
         recompute: keep no array of [rows, n] for the backward pass; compute the scores again there.
         frozen: how many tokens, from the first, get no gradient; computing it is skipped.
+        segments: how many tokens each part has, of parts with a normaliser and a tau of their own: tau is then a tensor
+            with a number for each. Their outputs are added.
+        mask: [..., n] or what broadcasts to it; False where a row does not attend to a token.
     """
     if kind not in KINDS:
         raise ValueError(f"kind={kind!r} is not known; choose one of {', '.join(KINDS)}")
@@ -65,21 +70,34 @@ def pattention(
             "torch.jit.trace and torch.onnx.export(dynamo=False) cannot record a Pattention; use torch.export.export "
             "or torch.onnx.export(dynamo=True)"
         )
+    if segments:
+        _check_segments(segments, key_tokens, tau)
     chosen = _chosen_form(form)
     tensors = (x, key_tokens, value_tokens, key_bias, bias)
     if chosen == "reference" or not _can_be_fast(tensors, tau):
-        return _plain(tensors, tau, kind, frozen)
+        return _plain(tensors, tau, kind, frozen, segments, mask)
     if chosen == "triton":
-        _check_triton(kind, key_bias, bias)
+        _check_triton(kind, key_bias, bias, segments, mask)
     rows = x.reshape(-1, x.shape[-1])  # [rows, d_in]
+    if mask is not None:
+        n = key_tokens.shape[0]
+        mask = mask.expand(*x.shape[:-1], n).reshape(-1, n)  # [rows, n]
     if not isinstance(tau, Tensor):
         tau = torch.tensor(tau, dtype=wide(key_tokens.dtype), device=x.device)
     if chosen != "triton" and _keeps_nothing(tensors):
-        out = fused.attend(rows, key_tokens, value_tokens, key_bias, bias, tau, kind)
+        out = fused.attend(rows, key_tokens, value_tokens, key_bias, bias, tau, kind, segments, mask)
     else:
         keep = not recompute and chosen != "triton"
-        out = _operator(rows, key_tokens, value_tokens, key_bias, bias, tau, kind, chosen, keep, frozen)[0]
+        how = (kind, chosen, keep, frozen, list(segments), mask)
+        out = _operator(rows, key_tokens, value_tokens, key_bias, bias, tau, *how)[0]
     return out.view(*x.shape[:-1], value_tokens.shape[1])
+
+
+def _check_segments(segments: Sequence[int], key_tokens: Tensor, tau: float | Tensor) -> None:
+    if sum(segments) != key_tokens.shape[0] or min(segments) < 1:
+        raise ValueError(f"segments={list(segments)} must be positive and add up to {key_tokens.shape[0]} tokens")
+    if not isinstance(tau, Tensor) or tau.shape != (len(segments),):
+        raise ValueError(f"tau must be a tensor with {len(segments)} numbers, one for every segment")
 
 
 def check_form(form: str, given: str) -> None:
@@ -105,14 +123,19 @@ def _triton() -> Any:
     return triton_kernels
 
 
-def _check_triton(kind: str, key_bias: Tensor | None, bias: Tensor | None) -> None:
-    """The kernels know the paper's kinds, and no biases."""
-    if kind in _triton().TRITON_KINDS and key_bias is None and bias is None:
+def _check_triton(
+    kind: str, key_bias: Tensor | None, bias: Tensor | None, segments: Sequence[int], mask: Tensor | None
+) -> None:
+    """The kernels know the paper's kinds, and no biases, segments and masks."""
+    more = {"biases": key_bias is not None or bias is not None, "segments": bool(segments), "a mask": mask is not None}
+    asked = " and ".join(name for name, given in more.items() if given)
+    if kind in _triton().TRITON_KINDS and not asked:
         return
-    given = f"kind={kind!r}{' with biases' if key_bias is not None or bias is not None else ''}"
+    given = f"kind={kind!r}{f' with {asked}' if asked else ''}"
     known = ", ".join(_triton().TRITON_KINDS)
     raise BadRequestError(
-        f"the triton form was asked for {given}; it knows {known} without biases; choose the form fused"
+        f"the triton form was asked for {given}; it knows {known} without biases, segments and masks; choose the form "
+        "fused"
     )
 
 
@@ -147,12 +170,15 @@ def _autocasts(device: str) -> bool:
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
-def _plain(tensors: Tensors, tau: float | Tensor, kind: str, frozen: int) -> Tensor:
+def _plain(
+    tensors: Tensors, tau: float | Tensor, kind: str, frozen: int, segments: Sequence[int], mask: Tensor | None
+) -> Tensor:
     """The specification, with the first `frozen` tokens held."""
     x, key_tokens, value_tokens, key_bias, bias = tensors
     key_tokens, value_tokens = hold(key_tokens, frozen), hold(value_tokens, frozen)
     key_bias = None if key_bias is None else hold(key_bias, frozen)
-    return reference(x, key_tokens, value_tokens, tau, kind, key_bias=key_bias, bias=bias)
+    how = {"key_bias": key_bias, "bias": bias, "segments": segments, "mask": mask}
+    return reference(x, key_tokens, value_tokens, tau, kind, **how)
 
 
 @torch.library.custom_op("tokenformer::pattention", mutates_args=())
@@ -167,21 +193,23 @@ def _operator(
     form: str,
     keep: bool,
     frozen: int,
+    segments: Sequence[int],
+    mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The output, and for backward: an array of [rows, n] (empty unless `keep`) and three numbers per row."""
+    """The output, and for backward: an array of [rows, n] (empty unless `keep`) and a few numbers per row."""
     if form == "triton":
         out, stats = _triton().forward(x, key_tokens, value_tokens, tau, kind)
         return out, x.new_empty(0), stats
-    out, kept, stats = fused.forward(x, key_tokens, value_tokens, key_bias, bias, tau, kind, keep)
+    out, kept, stats = fused.forward(x, key_tokens, value_tokens, key_bias, bias, tau, kind, keep, segments, mask)
     return out, key_tokens.new_empty(0) if kept is None else kept, stats
 
 
 @_operator.register_fake
 def _(x: Tensor, key_tokens: Tensor, value_tokens: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    rows, n, keep = x.shape[0], key_tokens.shape[0], rest[-2]
+    rows, n, keep, segments = x.shape[0], key_tokens.shape[0], rest[-4], rest[-2]
     out = value_tokens.new_empty(rows, value_tokens.shape[1])
     kept = key_tokens.new_empty((rows, n) if keep else 0)
-    return out, kept, x.new_empty(rows, 3, dtype=wide(x.dtype))
+    return out, kept, x.new_empty(rows, fused.stats_width(segments), dtype=wide(x.dtype))
 
 
 @torch.library.custom_op("tokenformer::pattention_backward", mutates_args=())
@@ -198,6 +226,8 @@ def _backward_operator(
     form: str,
     keep: bool,
     frozen: int,
+    segments: Sequence[int],
+    mask: Tensor | None,
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, keys, values and biases; an empty tensor for one not needed, as operators return no None."""
@@ -208,7 +238,8 @@ def _backward_operator(
     else:
         kept_scores = kept if keep else None
         gradients = fused.backward(
-            grad, x, key_tokens, value_tokens, key_bias, tau, kind, kept_scores, stats, frozen, needs
+            *(grad, x, key_tokens, value_tokens, key_bias, tau, kind),
+            *(kept_scores, stats, frozen, needs, segments, mask),
         )
     grad_x, grad_keys, grad_values, grad_key_bias, grad_bias = (
         x.new_empty(0) if gradient is None else gradient for gradient in gradients
@@ -228,12 +259,12 @@ def _(
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    x, key_tokens, value_tokens, key_bias, bias, tau, *ctx.how = inputs
+    x, key_tokens, value_tokens, key_bias, bias, tau, *ctx.how, mask = inputs
     _, kept, stats = output
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(kept, stats)
     # No gradient depends on the value of the output's bias; it is kept for the second derivative, at no memory.
-    ctx.save_for_backward(x, key_tokens, value_tokens, key_bias, bias, tau, kept, stats)
+    ctx.save_for_backward(x, key_tokens, value_tokens, key_bias, bias, tau, kept, stats, mask)
 
 
 def _backward(ctx: Any, grad: Tensor | None, *unused: None) -> tuple[Tensor | None, ...]:
@@ -243,16 +274,17 @@ def _backward(ctx: Any, grad: Tensor | None, *unused: None) -> tuple[Tensor | No
         # A second derivative was asked for: only the specification has one.
         gradients = _differentiable_gradients(ctx, grad, needs)
     elif grad is not None:
-        x, key_tokens, value_tokens, key_bias, _, tau, kept, stats = ctx.saved_tensors
-        gradients = _backward_operator(grad, x, key_tokens, value_tokens, key_bias, tau, kept, stats, *ctx.how, needs)
+        x, key_tokens, value_tokens, key_bias, _, tau, kept, stats, mask = ctx.saved_tensors
+        how = (*ctx.how, mask, needs)
+        gradients = _backward_operator(grad, x, key_tokens, value_tokens, key_bias, tau, kept, stats, *how)
     needed = (gradient if need else None for gradient, need in zip(gradients, needs, strict=True))
-    return (*needed, None, None, None, None, None)  # the rest: tau, and how it is computed
+    return (*needed, *(None,) * 7)  # the rest: tau, and how it is computed
 
 
 def _differentiable_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
-    *inputs, tau, _, _ = ctx.saved_tensors
-    kind, _, _, frozen = ctx.how
-    out = _plain(tuple(inputs), tau, kind, frozen)
+    *inputs, tau, _, _, mask = ctx.saved_tensors
+    kind, _, _, frozen, segments = ctx.how
+    out = _plain(tuple(inputs), tau, kind, frozen, segments, mask)
     wanted = [tensor for tensor, need in zip(inputs, needs, strict=True) if need]
     gradients = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
     return [next(gradients) if need else None for need in needs]
@@ -271,7 +303,7 @@ def _register_autocast(device: str) -> None:
     here = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
     def forward(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-        *parameters, tau, kind, form, keep, frozen = rest
+        parameters, (tau, *how) = rest[:4], rest[4:]
         # As in torch's own rule for products, fp64 stays fp64.
         wider = parameters[0].dtype == torch.float64
         dtype = within = torch.float64 if wider else torch.get_autocast_dtype(device)
@@ -279,7 +311,7 @@ def _register_autocast(device: str) -> None:
             within = torch.float32  # a key bias may exceed fp16's range: that of a single ballast token does
         cast = [parameter if parameter is None else parameter.to(within) for parameter in parameters]
         with torch._C._ExcludeDispatchKeyGuard(here):
-            out, kept, stats = torch.ops.tokenformer.pattention(x, *cast, tau, kind, form, keep, frozen)
+            out, kept, stats = torch.ops.tokenformer.pattention(x, *cast, tau, *how)
             return out.to(dtype), kept, stats
 
     def backward(*arguments: Any) -> tuple[Tensor, ...]:
@@ -304,7 +336,7 @@ def _forward_flops(x: Any, keys: Any, values: Any, *_: Any, **__: Any) -> int:
 
 @register_flop_formula(torch.ops.tokenformer.pattention_backward)
 def _backward_flops(grad: Any, x: Any, keys: Any, values: Any, *rest: Any, **__: Any) -> int:
-    keep, frozen, (needs_x, needs_keys, needs_values, needs_key_bias, _) = rest[-3:]
+    keep, frozen, _, _, (needs_x, needs_keys, needs_values, needs_key_bias, _) = rest[-5:]
     a_key_product, a_value_product = 2 * x[0] * keys[0] * keys[1], 2 * x[0] * keys[0] * values[1]
     trained = 1 - frozen / keys[0]
     flops = 0 if keep else a_key_product
