@@ -22,7 +22,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 # Without dropout, whose random numbers each process draws for itself, and at a rate at which a difference in the last
 # bit of a sum does not double with every step.
 TRAINING = {"learning_rate": 3e-4}
-PARAMETERS = {"text": 23, "deep": 23, "images": 28}
+PARAMETERS = {"text": 23, "deep": 23, "images": 28, "muon": 23}
 DEEP = {"stages": [{"steps": 10}, {"depth": 3, "steps": 8}, {"depth": 4, "factor": 2, "steps": 9}]}
 
 
@@ -30,9 +30,10 @@ DEEP = {"stages": [{"steps": 10}, {"depth": 3, "steps": 8}, {"depth": 4, "factor
 def one_process(tmp_path_factory, request):
     """The run to compare with. Images have mixed labels, a worker each, an average, and rates by depth."""
     folder = tmp_path_factory.mktemp("one")
-    if request.param in ("text", "deep"):
+    if request.param != "images":
         growth = DEEP if request.param == "deep" else {}
-        recipe = write_recipe(folder, model={"attention_dropout": 0.0}, training=TRAINING, growth=growth)
+        training = {**TRAINING, "optimizer": "muon" if request.param == "muon" else "adamw"}
+        recipe = write_recipe(folder, model={"attention_dropout": 0.0}, training=training, growth=growth)
     else:
         recipe = write_image_recipe(folder, model={"attention_dropout": 0.0, "drop_path_rate": 0.0}, training=TRAINING)
     run(recipe, folder / "run")
@@ -65,6 +66,8 @@ def assert_equal_to_one(out, reference):
         pytest.param("images", "ddp", marks=pytest.mark.slow),
         pytest.param("images", "fsdp", marks=pytest.mark.slow),
         pytest.param("deep", "fsdp", marks=pytest.mark.slow),
+        pytest.param("muon", "ddp", marks=pytest.mark.slow),
+        pytest.param("muon", "fsdp", marks=pytest.mark.slow),
     ],
     indirect=["one_process"],
 )

@@ -3,14 +3,13 @@
 Enters: the description of a model (spec.py). Leaves: a torch model; or a larger one with its optimizer.
 """
 
-import itertools
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import AdamW, Optimizer
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedConfig, ViTConfig, ViTForImageClassification
 
 from tokenformer import (
@@ -25,7 +24,8 @@ from tokenformer import (
     replace_linears,
 )
 from tokenformer.growth.rates import rate_shares
-from tokenformer.pattention import Pattention, default_tau, pattention_layers
+from tokenformer.pattention import TOKENS, Pattention, default_tau, pattention_layers
+from tokenformer.training.muon import MuonWithAdamW
 
 from .net2net import carry_moments, widen, widen_ffn
 from .spec import Growth, NeoX, Run, Shape, TokenFormer, TokenViT, ViT
@@ -33,7 +33,6 @@ from .spec import Growth, NeoX, Run, Shape, TokenFormer, TokenViT, ViT
 VOCABULARY = 256
 COMMON = {"vocab_size": VOCABULARY, "tie_word_embeddings": True, "bos_token_id": None, "eos_token_id": None}
 IMAGES = {"image_size": 32, "patch_size": 4, "num_labels": 10}
-TOKENS = ("key_tokens", "value_tokens")
 SPARED = ("class_token", "cls_token", "position_embeddings")  # from weight decay, as `tokenformer train` does
 
 
@@ -156,45 +155,16 @@ def optimizer_of(model: nn.Module, run: Run) -> Optimizer:
     The rate of a group is its share of the scheduled rate; all have the whole of it, unless rates follow sizes.
     """
     shares = rate_shares(model, dict(run.base)) if run.base else {}
-    groups: dict[tuple[bool, bool, float], dict[str, Any]] = {}
+    groups: dict[tuple[bool, float], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         spared, share = parameter.ndim <= 1 or name.endswith(SPARED), shares.get(name, 1.0)
-        by_muon = run.optimizer == "muon" and name.endswith(TOKENS)
         group = {"params": [], "weight_decay": 0.0 if spared else run.weight_decay, "share": share}
-        groups.setdefault((by_muon, spared, share), group)["params"].append(parameter)
-    ordered = [(key[0], groups[key]) for key in sorted(groups)]
-    adam = AdamW([group for by_muon, group in ordered if not by_muon], lr=run.lr, betas=(0.9, 0.95), fused=True)
-    if run.optimizer == "adamw":
-        return adam
-    # So scaled that Adam's rates suit it.
-    muon = Muon([group for by_muon, group in ordered if by_muon], lr=run.lr, adjust_lr_fn="match_rms_adamw")
-    return Both(adam, muon)
-
-
-class Both(Optimizer):
-    """Two optimizers for the parameters of one model, as one."""
-
-    def __init__(self, *parts: Optimizer) -> None:
-        self.parts = parts
-        super().__init__([group for part in parts for group in part.param_groups], {})
-        self._share()
-
-    def _share(self) -> None:
-        """Let the parts work on the groups and the state of the whole."""
-        groups = iter(self.param_groups)
-        for part in self.parts:
-            part.state = self.state
-            part.param_groups = list(itertools.islice(groups, len(part.param_groups)))
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a saved state."""
-        super().load_state_dict(state_dict)
-        self._share()
-
-    def step(self, closure: None = None) -> None:
-        """One step of each."""
-        for part in self.parts:
-            part.step()
+        groups.setdefault((spared, share), group)["params"].append(parameter)
+    ordered, betas = [groups[key] for key in sorted(groups)], (0.9, 0.95)
+    if run.optimizer == "muon":
+        tokens = [parameter for name, parameter in model.named_parameters() if name.endswith(TOKENS)]
+        return MuonWithAdamW(ordered, lr=run.lr, tokens=tokens, betas=betas, fused=True)
+    return AdamW(ordered, lr=run.lr, betas=betas, fused=True)
 
 
 def muon_flops(model: TokenFormer) -> int:

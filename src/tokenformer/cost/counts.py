@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import BadRequestError, did_you_mean
-from ..models.config import TokenFormerConfig
+from ..models.config import TokenFormerBaseConfig, TokenFormerConfig
 from ..models.language import LOSS_CHUNK
 from .shapes import Config, LanguageConfig, Shape, VisionConfig, refuse_below, shape_of, shape_of_images, shape_of_text
 
-# Numbers that an optimizer keeps for each parameter.
-OPTIMIZER_STATES = {"adamw": 2, "sgd": 0}
+# Numbers that an optimizer keeps for each parameter, of tokens and of all others. Muon has AdamW for the others.
+OPTIMIZER_STATES = {"adamw": (2, 2), "muon": (1, 2), "sgd": (0, 0)}
 
 
 @dataclass(frozen=True)
@@ -154,12 +154,16 @@ def training_memory(
         kept = activation_bytes_per_token(config, **options)  # type: ignore[arg-type]
     if chunked_loss is None:
         chunked_loss = isinstance(config, TokenFormerConfig)
-    weights = parameters(config).total * bytes_per_number
+    counted = parameters(config)
+    of_tokens, of_others = OPTIMIZER_STATES[optimizer]
+    tokens = counted.non_embedding - counted.norm if isinstance(config, TokenFormerBaseConfig) else 0
+    states = of_tokens * tokens + of_others * (counted.total - tokens)
+    weights = counted.total * bytes_per_number
     logit_rows = min(rows, LOSS_CHUNK) if chunked_loss else rows
     return TrainingMemory(
         weights=weights,
         gradients=weights,
-        optimizer=weights * OPTIMIZER_STATES[optimizer],
+        optimizer=states * bytes_per_number,
         activations=rows * kept,
         logits=logit_rows * shape.outputs * (bytes_per_number + 2 * max(4, bytes_per_number)),
     )

@@ -14,11 +14,10 @@ from torch import nn
 
 from ..errors import BadRequestError
 from ..models import Adopted, growth_records
-from ..pattention import pattention_layers
+from ..pattention import TOKENS, pattention_layers
 
 # peft adapts tokens as parameters: it does not see their layer's input, and has nothing to drop, scale or select there.
 NEEDS_INPUT = {"lora_dropout": "0", "use_dora": "False", "lora_bias": "False", "alora_invocation_tokens": "None"}
-TOKENS = ("key_tokens", "value_tokens")
 # What we use of peft's base class, and of its module, beside what is public.
 PRIVATE_METHODS = ("_check_target_module_exists", "_inject_parameters", "_prepare_adapter_config")
 PRIVATE = ("_maybe_include_all_linear_layers", "INCLUDE_LINEAR_LAYERS_SHORTHAND")

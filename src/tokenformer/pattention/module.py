@@ -11,6 +11,9 @@ from ..errors import BadRequestError, did_you_mean
 from .functional import KINDS, default_tau, hold, token_weights
 from .operator import check_form, pattention
 
+# What a Pattention's parameters are called that have a row for each token and a column for each channel.
+TOKENS = ("key_tokens", "value_tokens")
+
 
 class WideBuffers(nn.Module):
     """A module whose own floating-point buffers are never cast below fp32 by .half(), .bfloat16() or .to(dtype)."""

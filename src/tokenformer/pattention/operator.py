@@ -177,8 +177,8 @@ def _plain(
     x, key_tokens, value_tokens, key_bias, bias = tensors
     key_tokens, value_tokens = hold(key_tokens, frozen), hold(value_tokens, frozen)
     key_bias = None if key_bias is None else hold(key_bias, frozen)
-    how = {"key_bias": key_bias, "bias": bias, "segments": segments, "mask": mask}
-    return reference(x, key_tokens, value_tokens, tau, kind, **how)
+    tokens = (key_tokens, value_tokens, tau, kind)
+    return reference(x, *tokens, key_bias=key_bias, bias=bias, segments=segments, mask=mask)
 
 
 @torch.library.custom_op("tokenformer::pattention", mutates_args=())

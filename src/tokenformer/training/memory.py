@@ -10,15 +10,14 @@ import torch
 from ..memory import check_fits, machine_memory
 from .ladder import Ladder, Stage
 from .recipe import Recipe
-
-ADAMW = ("adamw_torch", "adamw_torch_fused")
+from .settings import ADAMW
 
 
 def memory_needed(recipe: Recipe, stage: Stage, processes: int) -> float:
     """Bytes that a training step of one process needs at least: weights, gradients, Adam's moments and activations."""
     settings = recipe.training
     # What other optimizers keep is not known; `at least` holds if nothing is counted.
-    optimizer = "adamw" if recipe.training.given_arguments().get("optim", ADAMW[0]) in ADAMW else "sgd"
+    optimizer = settings.optimizer if settings.given_arguments().get("optim", ADAMW[0]) in ADAMW else "sgd"
     batch = recipe.batch_per_process(processes)
     memory = recipe.data.memory(stage.config, batch, optimizer, settings.gradient_checkpointing)
     average = memory.weights if settings.ema else 0

@@ -16,8 +16,10 @@ from huggingface_hub.errors import StrictDataclassError
 from ..data.base import TrainingData
 from ..errors import BadFileError, BadRequestError, did_you_mean, innermost, shown
 from ..schema import Section
+from .muon import check_muon
 from .recipe_file import override, read_values
 from .settings import (
+    ADAMW,
     GROWING_OPTIMIZERS,
     GrowthSettings,
     ImageGrowth,
@@ -188,6 +190,13 @@ def _check(given: dict[Any, Any], path: Path) -> Recipe:
     model, training, growth = read(kinds[0], "model"), read(kinds[1], "training"), read(kinds[2], "growth")
     if growth.stages and training.max_steps is not None:
         raise BadRequestError(f"{path}: training.max_steps is given, and the budget is in growth.stages; leave it out")
+    if training.optimizer == "muon":
+        check_muon()
+        if (training.optim or ADAMW[0]) not in ADAMW:
+            raise BadRequestError(
+                f"{path}: training.optimizer is muon, beside which adamw has the rest, and training.optim is "
+                f"{training.optim!r}; leave one of them out"
+            )
     if growth.carries_adam and (training.optim or GROWING_OPTIMIZERS[0]) not in GROWING_OPTIMIZERS:
         raise BadRequestError(
             f"{path}: training.optim is {training.optim!r}, whose state a ladder does not carry across growth; choose "

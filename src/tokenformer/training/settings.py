@@ -64,8 +64,9 @@ DECIDED = {
     "remove_unused_columns": "the data has none",
     "hub_token": "log in with `hf auth login`: a recipe is copied into the run",
 }
+ADAMW = ("adamw_torch", "adamw_torch_fused")
 # Optimizers that keep a row of state for each token, so that it grows as the tokens do.
-GROWING_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
+GROWING_OPTIMIZERS = (*ADAMW, "sgd")
 
 
 class ModelSettings(Section):
@@ -260,6 +261,7 @@ class TrainingSettings(Section):
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None  # the decay of the weights' moving average, as 0.9998
     rates: Literal["scaled", "equal"] = "scaled"  # whether a layer's rate follows its size, or all have the same
     rate_base: str | dict[str, Any] | None = None  # the size that learning_rate is for; None: the first stage's
+    optimizer: Literal["adamw", "muon"] = "adamw"  # muon has the keys and values, adamw then the rest
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the learning rate from block to block; 1: none
 
     # TrainingArguments' own, with the paper's optimizer, and nothing reported to anyone unasked.

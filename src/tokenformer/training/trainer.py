@@ -22,11 +22,13 @@ from ..data.base import STREAM_FILE, StreamInOrder
 from ..errors import BadFileError, BadRequestError, BadResultError, one_line
 from ..growth.rates import rate_shares
 from ..io import naming, partial_path, seal_folder
+from ..pattention import TOKENS
 from . import optimizer_state
 from .checkpoint import checkpoints, last_good, mark_kept, prune
 from .ema import WeightAverage
 from .held_rows import FrozenRows, NewTokenWarmup
 from .ladder import Ladder, Stage
+from .muon import MuonWithAdamW
 from .rates import divide_by_share, share_by_depth
 from .recipe import Recipe
 from .validation import Validation, in_full_precision
@@ -90,6 +92,8 @@ class LadderTrainer(Trainer):
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """As Trainer's, with a rate for every layer; after each step frozen rows are put back and weights averaged."""
+        if self.recipe.training.optimizer == "muon":
+            self.optimizer_cls_and_kwargs = MuonWithAdamW, self._muon_arguments()
         optimizer = super().create_optimizer(model)
         divide_by_share(optimizer, self.plain_model, self._rate_shares())
         if self.stage.growth is not None:
@@ -101,6 +105,17 @@ class LadderTrainer(Trainer):
             average = self.average
             optimizer.register_step_post_hook(lambda *_: average.update())
         return optimizer
+
+    def _muon_arguments(self) -> dict[str, Any]:
+        """What MuonWithAdamW is given beside the groups."""
+        training, named = self.recipe.training, self.plain_model.named_parameters()
+        return {
+            "lr": training.learning_rate,
+            "betas": (training.adam_beta1, training.adam_beta2),
+            "eps": training.adam_epsilon,
+            "tokens": [parameter for name, parameter in named if name.endswith(TOKENS)],
+            "fused": training.given_arguments().get("optim") == "adamw_torch_fused" or None,
+        }
 
     def _warm_up(self, new: NewTokenWarmup, optimizer: torch.optim.Optimizer) -> None:
         """Let the steps of new tokens become as large as those of the old ones over the first steps of the stage."""
