@@ -4,17 +4,19 @@
 
 Muon has the keys and values, AdamW the rest. A run with Muon has the FLOPs of one with AdamW of PROBE steps, and so
 fewer steps. From scratch at two sizes, at several rates, with rates that follow the size and with one rate for all (the
-updates of Muon have a bounded norm); then a growth step, across which momentum is carried.
+the updates of Muon have a bounded norm); then a growth step, across which momentum is carried; then runs from scratch
+three times as long, because the best rate and the gain may fall with the length.
 """
 
 import itertools
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lab.figures import OURS, THEIRS, draw, legend
 from lab.results import best, curve, final, flops, rise_at_growth, write_results
-from lab.sizes import PROBE, SIZES, at_rates, token_former
+from lab.sizes import PROBE, SIZES, STEPS, at_rates, down_from, to_the_end, token_former
 from lab.spec import Growth, Run, TokenFormer
 from lab.tables import change, markdown, number
 from rates.experiment import BASE, optimum
@@ -57,6 +59,22 @@ def ladders() -> dict[str, Run]:
     return {} if adam is None or muon is None else {"AdamW": grown(adam.lr), "Muon": with_muon(grown(muon.lr))}
 
 
+def longer() -> dict[str, list[Run]]:
+    """Runs with the FLOPs of STEPS of AdamW, from the best rate of the shorter ones down until one is worse."""
+    found = {}
+    for name, model, way in (
+        ("32 tokens", MODELS["32 tokens"], "scaled"),
+        ("128 tokens", MODELS["128 tokens"], "equal"),
+    ):
+        found[f"{name}, AdamW"] = to_the_end(model)
+        found[f"{name}, Muon"] = down_from(sweep(model, way), partial(_long, model, way))
+    return found
+
+
+def _long(model: TokenFormer, way: str, lr: float) -> Run:
+    return with_muon(Run(model, lr, STEPS), WAYS[way])
+
+
 def sweeps() -> dict[str, list[Run]]:
     """From scratch: every size with both optimizers. At the smallest, rates that follow the size are equal."""
     found = {}
@@ -68,13 +86,17 @@ def sweeps() -> dict[str, list[Run]]:
 
 
 def plan() -> list[Run]:
-    """From scratch, then growth."""
-    return [*(run for runs in sweeps().values() for run in runs), *ladders().values()]
+    """From scratch, then growth, then the longer runs."""
+    short, long = (
+        (run for runs in sweeps().values() for run in runs),
+        (run for runs in longer().values() for run in runs),
+    )
+    return [*short, *ladders().values(), *long]
 
 
 def report() -> None:
     """The lowest loss of every way, and how growth went."""
-    findings: dict[str, Any] = {"scratch": {}, "ladders": {}}
+    findings: dict[str, Any] = {"scratch": {}, "ladders": {}, "longer": {}}
     for name, runs in sweeps().items():
         chosen = best(runs)
         if chosen is not None:
@@ -85,6 +107,11 @@ def report() -> None:
         if final(run) is not None:
             facts = {"steps": run.steps, "flops": flops(run), "loss": final(run), "lr": run.lr}
             findings["ladders"][name] = {**facts, "rise": rise_at_growth(run)}
+    for name, runs in longer().items():
+        chosen = best(runs)
+        if chosen is not None:
+            facts = {"steps": chosen.steps, "flops": flops(chosen), "loss": final(chosen), "lr": chosen.lr}
+            findings["longer"][name] = facts
     write_results(HERE, findings, plan())
     draw(HERE / "growth.png", [_curves])
 
@@ -107,7 +134,12 @@ def tables(findings: dict[str, Any]) -> dict[str, str]:
         [name, f"{found['lr']:g}", str(found["steps"]), change(found["rise"]), number(found["loss"])]
         for name, found in findings.get("ladders", {}).items()
     ]
+    longest = [
+        [name, f"{found['lr']:g}", str(found["steps"]), number(found["loss"])]
+        for name, found in findings.get("longer", {}).items()
+    ]
     return {
+        "longer": markdown(["from scratch, longer", "rate", "steps", "loss"], longest),
         "scratch": markdown(["from scratch", "best rate", "steps", "loss"], scratch),
         "growth": markdown(["32 → 128 tokens", "rate", "steps", "rise at growth", "loss"], ladders),
     }
