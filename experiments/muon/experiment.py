@@ -119,7 +119,8 @@ def report() -> None:
 def _curves(axes: Any) -> None:
     for hue, (name, run) in zip((THEIRS, OURS), ladders().items(), strict=False):
         if final(run) is not None:
-            axes.plot(*curve(run), color=hue, label=name)
+            at, measured = curve(run)
+            axes.plot([*at, flops(run)], [*measured, final(run)], color=hue, label=name)
     axes.set(xlabel="training FLOPs", ylabel="validation loss, nats a byte", ylim=(None, 2.5))
     legend(axes)
 
