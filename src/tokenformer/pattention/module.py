@@ -1,7 +1,7 @@
 """Pattention as a layer: a drop-in for nn.Linear whose parameters are key and value tokens."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,16 @@ class WideBuffers(nn.Module):
             if old is not None and new is not None and new.is_floating_point() and torch.finfo(new.dtype).bits < 32:
                 self._buffers[name] = old.to(device=new.device)
         return self
+
+
+class Tokens(NamedTuple):
+    """What a Pattention attends over: keys and values, the keys' bias, how many are frozen, and a mask by row."""
+
+    keys: Tensor
+    values: Tensor
+    key_bias: Tensor | None
+    frozen: int
+    mask: Tensor | None = None
 
 
 class Pattention(WideBuffers):
@@ -109,28 +119,40 @@ class Pattention(WideBuffers):
                 nn.init.zeros_(bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return pattention(
+        groups, tokens = self._modules.get("token_groups"), self._tokens(x)
+        out = pattention(
             x,
-            self.key_tokens,
-            self.value_tokens,
+            tokens.keys,
+            tokens.values,
             self.tau,
             self.kind,
-            key_bias=self.key_bias,
+            key_bias=tokens.key_bias,
             bias=self.bias,
             form=self.form,
             recompute=self.recompute,
-            frozen=self.frozen_tokens,
+            frozen=tokens.frozen,
+            mask=tokens.mask,
         )
+        added = None if groups is None else groups(x)
+        return out if added is None else out + added.to(out.dtype)
+
+    def _tokens(self, x: Tensor) -> "Tokens":
+        """Those that share the layer's normaliser for rows x: its own, and of groups that are on (groups.py)."""
+        tokens = Tokens(self.key_tokens, self.value_tokens, self.key_bias, self.frozen_tokens)
+        groups: Any = self._modules.get("token_groups")
+        return tokens if groups is None else groups.extended(x, tokens)
 
     def token_weights(self, x: Tensor) -> Tensor:
         """The weight that every token gets in every row of x, [..., n], in fp32 or wider.
 
         The output is `token_weights(x) @ value_tokens`, plus the bias. `forward` keeps no such array where it can do
-        without, so they are computed for this call alone; gradients flow through them.
+        without, so they are computed for this call alone; gradients flow through them. Behind them stand those of token
+        groups that share the layer's normaliser.
         """
-        frozen = self.frozen_tokens
-        key_bias = None if self.key_bias is None else hold(self.key_bias, frozen)
-        weights = token_weights(x, hold(self.key_tokens, frozen), self.tau, self.kind, key_bias=key_bias)
+        tokens = self._tokens(x)
+        frozen, mask = tokens.frozen, tokens.mask
+        key_bias = None if tokens.key_bias is None else hold(tokens.key_bias, frozen)
+        weights = token_weights(x, hold(tokens.keys, frozen), self.tau, self.kind, key_bias=key_bias, mask=mask)
         return weights.full_tensor() if isinstance(weights, DTensor) else weights
 
     def extra_repr(self) -> str:

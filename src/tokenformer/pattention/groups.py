@@ -1,0 +1,212 @@
+"""Named groups of tokens beside a layer: learnt apart from it, switched, and of each row of a batch its own.
+
+Enters: a layer that maps [..., d_in] to [..., d_out], a Pattention or any other module. Leaves: the same layer, whose
+output has that of its groups added:
+
+    own       out = base(x) + Σ V_gᵀ Θ(K_g x), each group with a normaliser of its own: what the base computes never
+              changes, groups add up in any order, and with values of zero any keys are exact
+    shared    one normaliser over the base's tokens and the group's, as if the base had grown: for Pattentions only
+
+The base keeps its own products, and all groups of a layer have one more pair between them, however many they are. A
+layer whose groups are all off does what it did without them, bit for bit.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import BadRequestError
+from .functional import default_tau
+from .module import Pattention, Tokens, WideBuffers
+from .operator import pattention
+
+Norm = Literal["own", "shared"]
+NORMS: tuple[str, ...] = get_args(Norm)
+BASE = "__base__"  # the name of no group, for a row that has none
+
+
+class TokenGroup(WideBuffers):
+    """The tokens of one group in one layer. Values are zero at birth, or with a shared normaliser the keys."""
+
+    tau: Tensor
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        num_tokens: int,
+        kind: str,
+        norm: Norm,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.kind, self.norm = kind, norm
+        self.key_tokens = nn.Parameter(torch.empty(num_tokens, d_in, device=device, dtype=dtype))
+        self.value_tokens = nn.Parameter(torch.empty(num_tokens, d_out, device=device, dtype=dtype))
+        tau_dtype = torch.promote_types(self.key_tokens.dtype, torch.float32)
+        self.tau = nn.Buffer(torch.tensor(default_tau(num_tokens, kind), device=device, dtype=tau_dtype))
+        self.reset_parameters()
+
+    @property
+    def num_tokens(self) -> int:
+        return self.key_tokens.shape[0]
+
+    def reset_parameters(self, value_std: float = 1.0) -> None:
+        """Draw new keys; with a shared normaliser new values of this size."""
+        if self.norm == "own":
+            nn.init.normal_(self.key_tokens, std=self.key_tokens.shape[1] ** -0.5)
+            nn.init.zeros_(self.value_tokens)
+        else:
+            nn.init.zeros_(self.key_tokens)
+            nn.init.normal_(self.value_tokens, std=value_std)
+
+    def extra_repr(self) -> str:
+        return f"num_tokens={self.num_tokens}, norm={self.norm!r}"
+
+
+class Switch:
+    """Which groups of a model compute: those that are on, or for each row of a batch its own. One for all layers."""
+
+    def __init__(self) -> None:
+        self.on: tuple[str, ...] = ()
+        self.rows: tuple[tuple[str, ...], ...] | None = None
+        self._masks: dict[Any, Tensor] = {}
+
+    def set_rows(self, rows: Sequence[Sequence[str]] | None) -> None:
+        """From now on, which groups each row of a batch has; None: all rows have those that are on."""
+        self.rows = None if rows is None else tuple(map(tuple, rows))
+        self._masks = {}
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The groups that compute for some row."""
+        if self.rows is None:
+            return self.on
+        return tuple(dict.fromkeys(name for row in self.rows for name in row))
+
+    def mask(self, names: Sequence[str], sizes: Sequence[int], x: Tensor) -> Tensor | None:
+        """For x [rows of the batch, …, d_in], whether a row has each token of these groups; None: all rows have all.
+
+        [rows of the batch, 1, …, tokens].
+        """
+        if self.rows is None or all(set(names) <= set(row) for row in self.rows):
+            return None
+        key = (*names, *sizes, x.device)
+        if key not in self._masks:
+            has = torch.tensor([[name in row for name in names] for row in self.rows], device=x.device)
+            self._masks[key] = has.repeat_interleave(torch.tensor(sizes, device=x.device), dim=1)
+        mask = self._masks[key]
+        if x.dim() == 2 and x.shape[0] != len(mask):  # a batch whose sequences were laid end to end
+            mask = mask.repeat_interleave(x.shape[0] // len(mask), dim=0)
+        if x.shape[0] != len(mask):
+            raise BadRequestError(
+                f"the batch has {x.shape[0]} rows, and names of token groups were given for {len(self.rows)}; give one "
+                f"for every row ({BASE} for none)"
+            )
+        return mask.view(len(mask), *(1,) * (x.dim() - 2), -1)
+
+
+class TokenGroups(nn.Module):
+    """All groups beside one layer, by name."""
+
+    def __init__(self, d_in: int, d_out: int, kind: str, switch: Switch) -> None:
+        super().__init__()
+        self.d_in, self.d_out, self.kind, self.switch = d_in, d_out, kind, switch
+
+    def __getitem__(self, name: str) -> TokenGroup:
+        group = self._modules[name]
+        assert isinstance(group, TokenGroup)
+        return group
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._modules
+
+    def names(self) -> list[str]:
+        """All groups, the oldest first."""
+        return list(self._modules)
+
+    def _chosen(self, norm: Norm) -> list[str]:
+        return [name for name in self.switch.used if name in self._modules and self[name].norm == norm]
+
+    def forward(self, x: Tensor) -> Tensor | None:
+        """What the groups with a normaliser of their own add for rows x; None if all of them are off."""
+        names = self._chosen("own")
+        if not names:
+            return None
+        groups = [self[name] for name in names]
+        sizes = [group.num_tokens for group in groups]
+        keys, values = (
+            joined([getattr(group, tokens) for group in groups]) for tokens in ("key_tokens", "value_tokens")
+        )
+        alone = len(groups) == 1
+        tau = groups[0].tau if alone else torch.stack([group.tau for group in groups])
+        segments, mask = () if alone else sizes, self.switch.mask(names, sizes, x)
+        return pattention(x.to(keys.dtype), keys, values, tau, self.kind, segments=segments, mask=mask)
+
+    def extended(self, x: Tensor, base: Tokens) -> Tokens:
+        """The base's tokens for rows x, with those of the groups that are on and share its normaliser."""
+        names = self._chosen("shared")
+        if not names:
+            return base
+        groups, n, dtype = [self[name] for name in names], base.keys.shape[0], base.keys.dtype
+        keys = joined([base.keys, *(group.key_tokens.to(dtype) for group in groups)])
+        values = joined([base.values, *(group.value_tokens.to(dtype) for group in groups)])
+        key_bias = base.key_bias
+        if key_bias is not None:
+            key_bias = torch.cat([key_bias, key_bias.new_zeros(keys.shape[0] - n)])
+        held = not (base.keys.requires_grad or base.values.requires_grad)
+        mask = self.switch.mask(names, [group.num_tokens for group in groups], x)
+        if mask is not None:
+            mask = torch.cat([mask.new_ones(*mask.shape[:-1], n), mask], dim=-1)
+        return Tokens(keys, values, key_bias, n if held else base.frozen, mask)
+
+
+def joined(tokens: Sequence[Tensor]) -> Tensor:
+    """One array of the tokens of several."""
+    return tokens[0] if len(tokens) == 1 else torch.cat(list(tokens))
+
+
+def groups_of(layer: nn.Module) -> TokenGroups | None:
+    """The groups beside a layer."""
+    groups = layer._modules.get("token_groups")
+    return groups if isinstance(groups, TokenGroups) else None
+
+
+def layers_with_groups(model: nn.Module) -> Iterator[tuple[str, TokenGroups]]:
+    """Every layer of a model that has groups beside it, by its name."""
+    for name, module in model.named_modules():
+        groups = groups_of(module)
+        if groups is not None:
+            yield name, groups
+
+
+def put_beside(layer: nn.Module, groups: TokenGroups) -> None:
+    """Let a layer add what its groups compute. A Pattention does so itself, any other module by a hook."""
+    layer.token_groups = groups
+    if not isinstance(layer, Pattention):
+        layer.register_forward_hook(_add_groups, with_kwargs=True)
+
+
+def take_away(layer: nn.Module) -> None:
+    """The layer as it was without groups."""
+    del layer.token_groups
+    for key, hook in list(layer._forward_hooks.items()):
+        if hook is _add_groups:
+            del layer._forward_hooks[key]
+            layer._forward_hooks_with_kwargs.pop(key, None)
+
+
+def _add_groups(layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
+    groups = groups_of(layer)
+    assert groups is not None
+    x = args[0] if args else next(iter(kwargs.values()))
+    added = groups(x)
+    if added is None:
+        return output
+    if isinstance(output, tuple):
+        return (output[0] + added.to(output[0].dtype), *output[1:])
+    return output + added.to(output.dtype)
