@@ -10,6 +10,9 @@ TokenFormerVisionConfig,
 TokenFormerForImageClassification          the vision model
 grow, grow_optimizer                       a larger model that computes exactly what the smaller one did
 parameter_groups                           learning rates that follow the size of a layer
+add_tokens, load_tokens, save_tokens,
+use_tokens, merge_tokens, remove_tokens,
+token_groups, tokens_by_row                named groups of tokens beside the layers of any model
 adopt                                      a transformers model becomes a TokenFormer that computes the same
 """
 
@@ -21,6 +24,16 @@ from . import integrations as integrations  # by which other tools learn of toke
 from . import nn
 from .adoption import adopt
 from .errors import BadFileError, BadRequestError
+from .groups import (
+    add_tokens,
+    load_tokens,
+    merge_tokens,
+    remove_tokens,
+    save_tokens,
+    token_groups,
+    tokens_by_row,
+    use_tokens,
+)
 from .growth import Growth, grow, grow_optimizer, parameter_groups, plan_growth
 from .models import (
     PRESETS,
@@ -54,15 +67,23 @@ __all__ = [
     "TokenFormerModel",
     "TokenFormerVisionConfig",
     "TokenFormerVisionModel",
+    "add_tokens",
     "adopt",
     "grow",
     "grow_optimizer",
+    "load_tokens",
+    "merge_tokens",
     "nn",
     "parameter_groups",
     "pattention_layers",
     "plan_growth",
     "record_token_weights",
+    "remove_tokens",
     "replace_linears",
+    "save_tokens",
+    "token_groups",
+    "tokens_by_row",
+    "use_tokens",
 ]
 
 __version__ = version("tokenformer")

@@ -69,11 +69,17 @@ class TokenGroup(WideBuffers):
 
 
 class Switch:
-    """Which groups of a model compute: those that are on, or for each row of a batch its own. One for all layers."""
+    """Which groups of a model compute: those that are on, or for each row of a batch its own. One for all layers.
+
+    froze: the parameters that were trained before there were groups.
+    """
 
     def __init__(self) -> None:
         self.on: tuple[str, ...] = ()
+        self.off: tuple[str, ...] = ()  # what was on before all were switched off for a while
+        self.froze: list[nn.Parameter] = []
         self.rows: tuple[tuple[str, ...], ...] | None = None
+        self.rows_stay = False  # from one call of the model to the next
         self._masks: dict[Any, Tensor] = {}
 
     def set_rows(self, rows: Sequence[Sequence[str]] | None) -> None:
@@ -93,21 +99,23 @@ class Switch:
 
         [rows of the batch, 1, …, tokens].
         """
-        if self.rows is None or all(set(names) <= set(row) for row in self.rows):
+        if self.rows is None:
+            return None
+        count = len(self.rows)
+        if x.shape[0] != count and (x.dim() != 2 or x.shape[0] % count):
+            raise BadRequestError(
+                f"the batch has {x.shape[0]} rows, and names of token groups were given for {count}; give one for "
+                f"every row ({BASE} for none)"
+            )
+        if all(set(names) <= set(row) for row in self.rows):
             return None
         key = (*names, *sizes, x.device)
         if key not in self._masks:
             has = torch.tensor([[name in row for name in names] for row in self.rows], device=x.device)
             self._masks[key] = has.repeat_interleave(torch.tensor(sizes, device=x.device), dim=1)
-        mask = self._masks[key]
-        if x.dim() == 2 and x.shape[0] != len(mask):  # a batch whose sequences were laid end to end
-            mask = mask.repeat_interleave(x.shape[0] // len(mask), dim=0)
-        if x.shape[0] != len(mask):
-            raise BadRequestError(
-                f"the batch has {x.shape[0]} rows, and names of token groups were given for {len(self.rows)}; give one "
-                f"for every row ({BASE} for none)"
-            )
-        return mask.view(len(mask), *(1,) * (x.dim() - 2), -1)
+        # A batch whose sequences were laid end to end has several rows for each name.
+        mask = self._masks[key].repeat_interleave(x.shape[0] // count, dim=0)
+        return mask.view(x.shape[0], *(1,) * (x.dim() - 2), -1)
 
 
 class TokenGroups(nn.Module):

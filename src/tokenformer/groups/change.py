@@ -1,0 +1,310 @@
+"""add_tokens, use_tokens, remove_tokens, merge_tokens: what is done with the token groups of a model in memory.
+
+Enters: any torch model. Leaves: the same model, changed in place; or a one-line error, with nothing changed.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..errors import BadRequestError, did_you_mean
+from ..models import growth_records
+from ..pattention import Pattention
+from ..pattention.functional import ACTIVATIONS
+from ..pattention.groups import (
+    BASE,
+    NORMS,
+    Norm,
+    Switch,
+    TokenGroup,
+    TokenGroups,
+    groups_of,
+    layers_with_groups,
+    put_beside,
+    take_away,
+)
+from .model_class import give_methods, take_methods
+from .places import Place, places, refuse_identities
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+@dataclass(frozen=True)
+class GroupFacts:
+    """One group of a model. layers: how many tokens it has in each, by name."""
+
+    name: str
+    norm: str
+    on: bool
+    trains: bool
+    layers: dict[str, int]
+    parameters: int
+
+
+def token_groups(model: nn.Module) -> list[GroupFacts]:
+    """The groups of a model, the oldest first."""
+    found: dict[str, dict[str, TokenGroup]] = {}
+    switch = switch_of(model)
+    for layer, groups in layers_with_groups(model):
+        for name in groups.names():
+            found.setdefault(name, {})[layer] = groups[name]
+    return [
+        GroupFacts(
+            name,
+            next(iter(parts.values())).norm,
+            switch is not None and name in switch.on,
+            any(p.requires_grad for part in parts.values() for p in part.parameters()),
+            {layer: part.num_tokens for layer, part in parts.items()},
+            sum(p.numel() for part in parts.values() for p in part.parameters()),
+        )
+        for name, parts in found.items()
+    ]
+
+
+def switch_of(model: nn.Module) -> Switch | None:
+    """What decides which groups of a model compute; None if it has none."""
+    return next((groups.switch for _, groups in layers_with_groups(model)), None)
+
+
+def add_tokens(
+    model: nn.Module,
+    name: str,
+    num_tokens: int | Mapping[str, int],
+    *,
+    where: str | Iterable[str] | None = None,
+    norm: str = "own",
+    seed: int = 0,
+    dtype: torch.dtype | None = None,
+) -> nn.Module:
+    """Put a new group of tokens beside layers of a model, in place, and freeze all else, so that it alone learns.
+
+    It changes nothing that the model computes until it has learnt something, and it is on, with those that were.
+
+    Args:
+        model: any model of torch. Its weights are not touched, whatever their dtype, also if they are quantised.
+        name: what the group is called: letters, digits, - and _.
+        num_tokens: how many tokens it has in each layer; or by role, name or pattern, in place of `where`.
+        where: ffn (or mlp: the feed-forward networks), qkv, out, attention, all, or names or patterns of modules; ffn
+            unless given.
+        norm: own, a normaliser of its own; or shared, that of the base, for Pattentions only: as if the base had grown.
+        seed: decides the new keys; with a shared normaliser the new values.
+        dtype: of the group; fp32 unless given, or fp64 if the layer has it.
+    """
+    wanted = _wanted(model, num_tokens, where)
+    _check_new(model, name, norm, wanted)
+    generator_state = torch.get_rng_state()
+    torch.manual_seed(seed)
+    try:
+        switch = switch_of(model) or Switch()
+        for layer, (place, count) in wanted.items():
+            put_group(model, layer, name, _new_group(model.get_submodule(layer), place, count, norm, dtype), switch)
+    finally:
+        torch.set_rng_state(generator_state)
+    switch.on = (*switch.on, name)
+    train_only(model, name)
+    return model
+
+
+def _wanted(
+    model: nn.Module, num_tokens: int | Mapping[str, int], where: str | Iterable[str] | None
+) -> dict[str, tuple[Place, int]]:
+    """The layers, each with its number of tokens."""
+    if isinstance(num_tokens, Mapping):
+        if where is not None:
+            raise BadRequestError("add_tokens: num_tokens names layers, and where is given too; leave one of them out")
+        asked = dict(num_tokens)
+    else:
+        asked = dict.fromkeys([where] if isinstance(where, str) else ["ffn"] if where is None else where, num_tokens)
+    wanted: dict[str, tuple[Place, int]] = {}
+    for one, count in asked.items():
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise BadRequestError(f"add_tokens: num_tokens={count!r} was given; a whole number of at least 1 is needed")
+        wanted |= {layer: (place, count) for layer, place in places(model, one).items()}
+    refuse_identities(model, wanted)
+    return wanted
+
+
+def _check_new(model: nn.Module, name: str, norm: str, wanted: Mapping[str, tuple[Place, int]]) -> None:
+    check_name(model, name)
+    check_free_of_adapters(model)
+    if norm not in NORMS:
+        raise BadRequestError(f"add_tokens: norm={norm!r} is not known; {did_you_mean(norm, NORMS)}")
+    if norm == "shared":
+        for layer, (place, _) in wanted.items():
+            check_shares(layer, model.get_submodule(layer), place.kind)
+
+
+def check_name(model: nn.Module, name: str) -> None:
+    """Refuse a name that a model has already, or that cannot be one."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise BadRequestError(
+            f"a token group cannot be called {name!r}; use letters, digits, - and _, beginning with a letter or digit"
+        )
+    if name in known_names(model):
+        raise BadRequestError(
+            f"the model has a token group {name!r} already; choose another name, or remove_tokens(model, {name!r}) "
+            "first"
+        )
+
+
+def check_shares(layer: str, module: nn.Module, kind: str) -> None:
+    """Refuse a shared normaliser where there is none to share, or where silent keys would not be exact."""
+    if not isinstance(module, Pattention) or kind not in (*ACTIVATIONS, "gelu_l2"):
+        what = f"is a Pattention of kind {kind}" if isinstance(module, Pattention) else f"is a {type(module).__name__}"
+        raise BadRequestError(f"norm='shared' needs a Pattention with an L2 norm, and {layer!r} {what}; use norm='own'")
+
+
+def check_free_of_adapters(model: nn.Module) -> None:
+    """Refuse a model with peft's adapters: which of the two is frozen, saved and switched would be anyone's guess."""
+    named = model.named_modules()
+    if any(hasattr(module, "base_layer") and hasattr(module, "active_adapters") for _, module in named):
+        raise BadRequestError(
+            "the model has adapters of peft, and token groups do not go on top of them; merge_and_unload() them first"
+        )
+
+
+def _new_group(module: nn.Module, place: Place, count: int, norm: str, dtype: torch.dtype | None) -> TokenGroup:
+    first = next(module.parameters(), None)
+    device = None if first is None else first.device
+    own = torch.float64 if first is not None and first.dtype == torch.float64 else torch.float32
+    how: Norm = "shared" if norm == "shared" else "own"
+    group = TokenGroup(place.d_in, place.d_out, count, place.kind, how, device=device, dtype=dtype or own)
+    if isinstance(module, Pattention) and how == "shared" and not module.value_tokens.is_meta:
+        group.reset_parameters(module.value_tokens.detach().float().square().mean().sqrt().item())
+    return group
+
+
+def put_group(model: nn.Module, layer: str, name: str, group: TokenGroup, switch: Switch) -> None:
+    """Put one group beside one layer; it computes as soon as the switch says so."""
+    module = model.get_submodule(layer)
+    groups = groups_of(module)
+    if groups is None:
+        d_in, d_out = group.key_tokens.shape[1], group.value_tokens.shape[1]
+        groups = TokenGroups(d_in, d_out, group.kind, switch)
+        put_beside(module, groups)
+        groups.train(module.training)
+    groups.add_module(name, group)
+    if isinstance(model, PreTrainedModel):
+        give_methods(model)
+
+
+def train_only(model: nn.Module, name: str) -> None:
+    """Let one group learn and nothing else."""
+    switch = switch_of(model)
+    assert switch is not None
+    theirs = {p for _, groups in layers_with_groups(model) for p in groups.parameters()}
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter not in theirs:
+            switch.froze.append(parameter)
+        parameter.requires_grad_(False)
+    for _, groups in layers_with_groups(model):
+        if name in groups:
+            groups[name].requires_grad_(True)
+
+
+def known_names(model: nn.Module) -> list[str]:
+    """The names of a model's groups, the oldest first."""
+    return [facts.name for facts in token_groups(model)]
+
+
+def check_known(model: nn.Module, names: Iterable[str]) -> None:
+    """Refuse a group that a model does not have."""
+    known = known_names(model)
+    for name in names:
+        if name not in known:
+            has = did_you_mean(str(name), known) if known else "it has none"
+            raise BadRequestError(f"the model has no token group {name!r}; {has}")
+
+
+def use_tokens(model: nn.Module, names: str | Iterable[str] = ()) -> nn.Module:
+    """Switch these groups on and all others off. Without any, the model computes what its base does, bit for bit."""
+    wanted = [names] if isinstance(names, str) else list(dict.fromkeys(names))
+    check_known(model, wanted)
+    switch = switch_of(model)
+    if switch is not None:
+        switch.on = tuple(wanted)
+        switch.set_rows(None)
+    return model
+
+
+@contextmanager
+def tokens_by_row(model: nn.Module, names: Sequence[str | Sequence[str]]) -> Iterator[None]:
+    """Within the `with`, row i of every batch has the groups names[i]: one, several, or `__base__` for none."""
+    switch = switch_of(model)
+    rows = rows_of(model, names)
+    if switch is None:
+        yield
+        return
+    before = switch.rows, switch.rows_stay
+    switch.set_rows(rows)
+    switch.rows_stay = True
+    try:
+        yield
+    finally:
+        switch.set_rows(before[0])
+        switch.rows_stay = before[1]
+
+
+def rows_of(model: nn.Module, names: Sequence[str | Sequence[str]]) -> list[list[str]]:
+    """The groups of each row, as lists."""
+    rows = [[row] if isinstance(row, str) else list(row) for row in names]
+    rows = [[name for name in row if name != BASE] for row in rows]
+    check_known(model, dict.fromkeys(name for row in rows for name in row))
+    return rows
+
+
+def remove_tokens(model: nn.Module, name: str) -> nn.Module:
+    """Take a group away. With the last one what `add_tokens` froze can be trained again."""
+    check_known(model, [name])
+    switch = switch_of(model)
+    assert switch is not None
+    switch.on = tuple(one for one in switch.on if one != name)
+    switch.set_rows(None)
+    for layer, groups in list(layers_with_groups(model)):
+        if name in groups:
+            delattr(groups, name)
+        if not groups.names():
+            take_away(model.get_submodule(layer))
+    if switch_of(model) is None:
+        for parameter in switch.froze:
+            parameter.requires_grad_(True)
+        if isinstance(model, PreTrainedModel):
+            take_methods(model)
+    return model
+
+
+@torch.no_grad()
+def merge_tokens(model: nn.Module, name: str) -> nn.Module:
+    """Make a group's tokens the base's own, without touching an old one: appended, as if the model had grown by them.
+
+    Only a group with norm="shared" can be: one with a normaliser of its own stays a group for as long as it computes.
+    """
+    check_known(model, [name])
+    (facts,) = [facts for facts in token_groups(model) if facts.name == name]
+    if facts.norm != "shared":
+        raise BadRequestError(
+            f"merge_tokens: {name!r} has a normaliser of its own, which no layer of tokens has beside its own; keep it "
+            "as a group, or train one with norm='shared'"
+        )
+    for layer, groups in layers_with_groups(model):
+        if name in groups:
+            _append(model.get_submodule(layer), groups[name])
+    for part, record in growth_records(model):
+        record.record_growth(part, {"method": "merge", "seed": 0, "noise": 0.0})
+    return remove_tokens(model, name)
+
+
+def _append(module: nn.Module, group: TokenGroup) -> None:
+    assert isinstance(module, Pattention)
+    for own in ("key_tokens", "value_tokens"):
+        old: nn.Parameter = getattr(module, own)
+        joined = torch.cat([old, getattr(group, own).to(old.dtype)])
+        setattr(module, own, nn.Parameter(joined, requires_grad=old.requires_grad))
+    if module.key_bias is not None:
+        zeros = module.key_bias.new_zeros(group.num_tokens)
+        module.key_bias = nn.Parameter(torch.cat([module.key_bias, zeros]), requires_grad=module.key_bias.requires_grad)
