@@ -8,6 +8,7 @@ TokenFormerConfig, TokenFormerForCausalLM  the language model; also For… Seque
                                            and QuestionAnswering
 TokenFormerVisionConfig,
 TokenFormerForImageClassification          the vision model
+ungrow                                     the model before its last growth step
 grow, grow_optimizer                       a larger model that computes exactly what the smaller one did
 parameter_groups                           learning rates that follow the size of a layer
 add_tokens, load_tokens, save_tokens,
@@ -34,7 +35,7 @@ from .groups import (
     tokens_by_row,
     use_tokens,
 )
-from .growth import Growth, grow, grow_optimizer, parameter_groups, plan_growth
+from .growth import Growth, grow, grow_optimizer, parameter_groups, plan_growth, ungrow
 from .models import (
     PRESETS,
     VISION_PRESETS,
@@ -83,6 +84,7 @@ __all__ = [
     "save_tokens",
     "token_groups",
     "tokens_by_row",
+    "ungrow",
     "use_tokens",
 ]
 

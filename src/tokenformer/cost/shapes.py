@@ -90,6 +90,8 @@ def shape_of(config: Config) -> Shape:
     layers = config.num_hidden_layers
     roles = {name: {role: layers * count for role, count in block.pop(name).items()} for name in ("matrices", "biases")}
     whole: dict[str, Any] = {**roles, **{name: layers * count for name, count in block.items()}, **ends}
+    if isinstance(config, TokenFormerBaseConfig):
+        _add_groups(whole, config)
     shape, record = Shape(width=config.hidden_size, layers=layers, **whole), record_of(config)
     return shape if record is None else _adopted(shape, config, record)
 
@@ -128,6 +130,16 @@ def _tokens(config: TokenFormerBaseConfig) -> dict[str, Any]:
         "kept": 8 * width + scores,
         "kept_wide": ROW_STATS * sum(layers for layers, _ in pattentions),
     }
+
+
+def _add_groups(whole: dict[str, Any], config: TokenFormerBaseConfig) -> None:
+    """Count the token groups that are part of a model, which are two matrices beside a layer each."""
+    roles = {name: role for role, names in config.token_roles.items() for name in names}
+    for group in config.token_groups or []:
+        for layer, count in group["layers"].items():
+            whole["matrices"][roles[layer.rpartition(".")[2]]] += 2 * count * config.hidden_size
+            whole["kept"] += 0 if config.pattention_recompute else count
+            whole["kept_wide"] += ROW_STATS
 
 
 def _linears(config: GPTNeoXConfig | ViTConfig) -> dict[str, Any]:

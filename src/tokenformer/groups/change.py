@@ -13,8 +13,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import BadRequestError, did_you_mean
-from ..models import growth_records
-from ..pattention import Pattention
+from ..growth.layer import fill_normal, random_stream, rms
+from ..models import TokenFormerBaseConfig, growth_records
+from ..pattention import Pattention, pattention_layers
 from ..pattention.functional import ACTIVATIONS
 from ..pattention.groups import (
     BASE,
@@ -22,13 +23,12 @@ from ..pattention.groups import (
     Norm,
     Switch,
     TokenGroup,
-    TokenGroups,
-    groups_of,
+    add_group,
     layers_with_groups,
-    put_beside,
     take_away,
 )
-from .model_class import give_methods, take_methods
+from .kept import check_kept, forget_group, keep_group, kept_names
+from .model_class import give_methods, switch_of, take_methods
 from .places import Place, places, refuse_identities
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -36,12 +36,18 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 @dataclass(frozen=True)
 class GroupFacts:
-    """One group of a model. layers: how many tokens it has in each, by name."""
+    """One group of a model.
+
+    trains: whether it learns. kept: whether it is part of the model, and saved with it. merged: and is always on.
+    layers: how many tokens it has in each, by name.
+    """
 
     name: str
     norm: str
     on: bool
     trains: bool
+    kept: bool
+    merged: bool
     layers: dict[str, int]
     parameters: int
 
@@ -49,7 +55,7 @@ class GroupFacts:
 def token_groups(model: nn.Module) -> list[GroupFacts]:
     """The groups of a model, the oldest first."""
     found: dict[str, dict[str, TokenGroup]] = {}
-    switch = switch_of(model)
+    switch, kept = switch_of(model) or Switch(), kept_names(model)
     for layer, groups in layers_with_groups(model):
         for name in groups.names():
             found.setdefault(name, {})[layer] = groups[name]
@@ -57,18 +63,15 @@ def token_groups(model: nn.Module) -> list[GroupFacts]:
         GroupFacts(
             name,
             next(iter(parts.values())).norm,
-            switch is not None and name in switch.on,
+            name in (*switch.on, *switch.merged),
             any(p.requires_grad for part in parts.values() for p in part.parameters()),
+            name in kept,
+            name in switch.merged,
             {layer: part.num_tokens for layer, part in parts.items()},
             sum(p.numel() for part in parts.values() for p in part.parameters()),
         )
         for name, parts in found.items()
     ]
-
-
-def switch_of(model: nn.Module) -> Switch | None:
-    """What decides which groups of a model compute; None if it has none."""
-    return next((groups.switch for _, groups in layers_with_groups(model)), None)
 
 
 def add_tokens(
@@ -97,14 +100,11 @@ def add_tokens(
     """
     wanted = _wanted(model, num_tokens, where)
     _check_new(model, name, norm, wanted)
-    generator_state = torch.get_rng_state()
-    torch.manual_seed(seed)
-    try:
-        switch = switch_of(model) or Switch()
-        for layer, (place, count) in wanted.items():
-            put_group(model, layer, name, _new_group(model.get_submodule(layer), place, count, norm, dtype), switch)
-    finally:
-        torch.set_rng_state(generator_state)
+    switch = switch_of(model) or Switch()
+    for layer, (place, count) in wanted.items():
+        group = _new_group(model.get_submodule(layer), place, count, norm, dtype)
+        _draw(group, model.get_submodule(layer), random_stream(seed, f"{layer}/{name}"))
+        put_group(model, layer, name, group, switch)
     switch.on = (*switch.on, name)
     train_only(model, name)
     return model
@@ -173,22 +173,24 @@ def _new_group(module: nn.Module, place: Place, count: int, norm: str, dtype: to
     device = None if first is None else first.device
     own = torch.float64 if first is not None and first.dtype == torch.float64 else torch.float32
     how: Norm = "shared" if norm == "shared" else "own"
-    group = TokenGroup(place.d_in, place.d_out, count, place.kind, how, device=device, dtype=dtype or own)
-    if isinstance(module, Pattention) and how == "shared" and not module.value_tokens.is_meta:
-        group.reset_parameters(module.value_tokens.detach().float().square().mean().sqrt().item())
-    return group
+    return TokenGroup(place.d_in, place.d_out, count, place.kind, how, device=device, dtype=dtype or own)
+
+
+@torch.no_grad()
+def _draw(group: TokenGroup, module: nn.Module, generator: torch.Generator) -> None:
+    """Give a group the keys that its seed decides, or values if its keys are zero, of the size of the base's."""
+    if group.key_tokens.is_meta:
+        return
+    if group.norm == "own":
+        fill_normal(group.key_tokens, group.key_tokens.shape[1] ** -0.5, generator)
+    else:
+        assert isinstance(module, Pattention)
+        fill_normal(group.value_tokens, rms(module.value_tokens), generator)
 
 
 def put_group(model: nn.Module, layer: str, name: str, group: TokenGroup, switch: Switch) -> None:
     """Put one group beside one layer; it computes as soon as the switch says so."""
-    module = model.get_submodule(layer)
-    groups = groups_of(module)
-    if groups is None:
-        d_in, d_out = group.key_tokens.shape[1], group.value_tokens.shape[1]
-        groups = TokenGroups(d_in, d_out, group.kind, switch)
-        put_beside(module, groups)
-        groups.train(module.training)
-    groups.add_module(name, group)
+    add_group(model.get_submodule(layer), name, group, switch)
     if isinstance(model, PreTrainedModel):
         give_methods(model)
 
@@ -213,9 +215,12 @@ def known_names(model: nn.Module) -> list[str]:
 
 
 def check_known(model: nn.Module, names: Iterable[str]) -> None:
-    """Refuse a group that a model does not have."""
-    known = known_names(model)
+    """Refuse a group that a model does not have, or that is merged."""
+    groups = token_groups(model)
+    known = [facts.name for facts in groups if not facts.merged]
     for name in names:
+        if any(facts.name == name for facts in groups) and name not in known:
+            raise BadRequestError(f"the token group {name!r} is merged: it is part of the model, and always on")
         if name not in known:
             has = did_you_mean(str(name), known) if known else "it has none"
             raise BadRequestError(f"the model has no token group {name!r}; {has}")
@@ -265,6 +270,7 @@ def remove_tokens(model: nn.Module, name: str) -> nn.Module:
     assert switch is not None
     switch.on = tuple(one for one in switch.on if one != name)
     switch.set_rows(None)
+    forget_group(model, name)
     for layer, groups in list(layers_with_groups(model)):
         if name in groups:
             delattr(groups, name)
@@ -280,23 +286,41 @@ def remove_tokens(model: nn.Module, name: str) -> nn.Module:
 
 @torch.no_grad()
 def merge_tokens(model: nn.Module, name: str) -> nn.Module:
-    """Make a group's tokens the base's own, without touching an old one: appended, as if the model had grown by them.
+    """Make a group part of the model for good: always on, saved with it, and no old weight is touched.
 
-    Only a group with norm="shared" can be: one with a normaliser of its own stays a group for as long as it computes.
+    Tokens with norm="shared" are appended to those of their layers, as if the model had grown by them. Those with a
+    normaliser of their own stay beside them, for which the model must be a TokenFormer.
     """
     check_known(model, [name])
     (facts,) = [facts for facts in token_groups(model) if facts.name == name]
-    if facts.norm != "shared":
-        raise BadRequestError(
-            f"merge_tokens: {name!r} has a normaliser of its own, which no layer of tokens has beside its own; keep it "
-            "as a group, or train one with norm='shared'"
-        )
+    if facts.norm == "own":
+        check_kept(model, "merge_tokens")
+        switch = switch_of(model)
+        assert switch is not None
+        keep_group(model, name, merged=True, what="merge_tokens")
+        switch.on, switch.merged = tuple(one for one in switch.on if one != name), (*switch.merged, name)
+        switch.set_rows(None)
+        return model
+    _check_even(model, facts)
     for layer, groups in layers_with_groups(model):
         if name in groups:
             _append(model.get_submodule(layer), groups[name])
     for part, record in growth_records(model):
         record.record_growth(part, {"method": "merge", "seed": 0, "noise": 0.0})
     return remove_tokens(model, name)
+
+
+def _check_even(model: nn.Module, facts: GroupFacts) -> None:
+    """Refuse to append tokens to some layers of a role only: a configuration has one count for all of them."""
+    for part, record in growth_records(model):
+        if isinstance(record, TokenFormerBaseConfig):
+            for role, layers in record.token_roles.items():
+                names = [name for name, _ in pattention_layers(model) if name.rpartition(".")[2] in layers]
+                if len({facts.layers.get(name) for name in names}) > 1:
+                    raise BadRequestError(
+                        f"merge_tokens: {facts.name!r} has other numbers of tokens in some {role} layers than in "
+                        f"others, and {type(part).__name__} has one for all; keep it as a group"
+                    )
 
 
 def _append(module: nn.Module, group: TokenGroup) -> None:

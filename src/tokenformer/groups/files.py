@@ -22,10 +22,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ..errors import BadFileError, BadRequestError, did_you_mean
+from ..growth.plan import find_stack
 from ..io import check_new, read_json, replace_file, write_new
+from ..models import growth_records
+from ..models.blocks import BlockGrowth
 from ..models.loading import local_folder
 from ..pattention.groups import NORMS, Norm, Switch, TokenGroup, layers_with_groups
-from .change import check_free_of_adapters, check_known, check_name, check_shares, put_group, switch_of, train_only
+from .change import check_free_of_adapters, check_known, check_name, check_shares, put_group, train_only
+from .kept import kept_names
+from .model_class import switch_of
 from .places import place_of
 
 CONFIG_FILE, WEIGHTS_FILE, INDEX_FILE = "adapter_config.json", "tokens.safetensors", "model.safetensors.index.json"
@@ -66,7 +71,9 @@ def save_groups(model: Any, folder: str | os.PathLike, state_dict: Mapping[str, 
     """
     switch = switch_of(model)
     assert switch is not None
-    names = switch.on or tuple(dict.fromkeys(n for _, groups in layers_with_groups(model) for n in groups.names()))
+    kept, every = kept_names(model), (name for _, groups in layers_with_groups(model) for name in groups.names())
+    apart = [name for name in dict.fromkeys(every) if name not in kept]
+    names = [name for name in apart if name in switch.on] or apart
     places: dict[str, str] = {}
     for name in names if write else ():
         target = Path(folder) if len(names) == 1 else Path(folder) / name
@@ -101,7 +108,11 @@ def _write(model: nn.Module, name: str, folder: Path, tensors: dict[str, Tensor]
         "library_name": "tokenformer",
         "version": version("tokenformer"),
         "base_model_name_or_path": getattr(config, "name_or_path", "") or None,
-        "base": {"model_type": getattr(config, "model_type", None), "fingerprint": fingerprint(model)},
+        "base": {
+            "model_type": getattr(config, "model_type", None),
+            "blocks": getattr(config, "num_hidden_layers", None),
+            "fingerprint": fingerprint(model),
+        },
         "name": name,
         "norm": first.norm,
         "layers": {layer: group.num_tokens for layer, group in groups.items()},
@@ -158,7 +169,8 @@ def load_tokens(
     tensors = _read_tensors(source, facts)
     if check_base:
         _check_base(model, source, facts)
-    groups = {layer: _group(model, layer, source, facts, tensors) for layer in facts["layers"]}
+    now = {layer: _called_now(model, layer, facts) for layer in facts["layers"]}
+    groups = {now[layer]: _group(model, layer, now[layer], source, facts, tensors) for layer in facts["layers"]}
     switch = switch_of(model) or Switch()
     for layer, group in groups.items():
         put_group(model, layer, name, group, switch)
@@ -223,24 +235,35 @@ def _check_base(model: nn.Module, folder: Path, facts: Mapping[str, Any]) -> Non
         )
 
 
+def _called_now(model: nn.Module, layer: str, facts: Mapping[str, Any]) -> str:
+    """What a layer is called in a model that has grown in depth since."""
+    blocks = (facts.get("base") or {}).get("blocks")
+    for _, record in growth_records(model):
+        for step in record.growth_history or []:
+            growth = BlockGrowth(**step["blocks"]) if "blocks" in step else None
+            if growth is not None and growth.before == blocks:
+                layer, blocks = growth.moved(layer, find_stack(model)[0]), growth.after
+    return layer
+
+
 def _group(
-    model: nn.Module, layer: str, folder: Path, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    model: nn.Module, saved: str, layer: str, folder: Path, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> TokenGroup:
-    """A group of the saved numbers, that fits the layer."""
+    """A group of the numbers that were saved for one layer, which may have another name now, and that fits it."""
     modules = dict(model.named_modules())
     if layer not in modules:
         raise BadRequestError(
             f"{folder} has tokens for {layer!r}, which this model does not have; {did_you_mean(layer, modules)}"
         )
     module, place = modules[layer], place_of(model, layer)
-    keys, values = (tensors[_key(layer, facts, part)] for part in PARTS[:2])
-    count = facts["layers"][layer]
+    keys, values = (tensors[_key(saved, facts, part)] for part in PARTS[:2])
+    count = facts["layers"][saved]
     if keys.shape != (count, place.d_in) or values.shape != (count, place.d_out):
         raise BadRequestError(
             f"{folder} has keys {tuple(keys.shape)} and values {tuple(values.shape)} for {layer!r}, which is "
             f"{place.d_in} to {place.d_out} wide here; it belongs to another model"
         )
-    kind = facts.get("kinds", {}).get(layer, place.kind)
+    kind = facts.get("kinds", {}).get(saved, place.kind)
     norm: Norm = "shared" if facts["norm"] == "shared" else "own"
     if norm == "shared":
         check_shares(layer, module, place.kind)
@@ -249,5 +272,5 @@ def _group(
     first = next(module.parameters(), None)
     with torch.device("cpu" if first is None else first.device):
         group = TokenGroup(place.d_in, place.d_out, count, kind, norm, dtype=keys.dtype)
-    group.load_state_dict({part: tensors[_key(layer, facts, part)] for part in PARTS})
+    group.load_state_dict({part: tensors[_key(saved, facts, part)] for part in PARTS})
     return group.requires_grad_(False)

@@ -17,6 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import BadRequestError
+from ..pattention.groups import Switch, layers_with_groups
 
 Rows = Sequence[str | Sequence[str]]
 REFUSED = "token groups and peft's adapters do not go together; use tokenformer.add_tokens, or remove the groups first"
@@ -25,8 +26,13 @@ REFUSED = "token groups and peft's adapters do not go together; use tokenformer.
 class ModelWithTokens:
     """Named before the model's own class."""
 
-    # Trainer trains a quantised model, and gives inputs a gradient under checkpointing, only if it has adapters.
-    _hf_peft_config_loaded = True
+    @property
+    def _hf_peft_config_loaded(self) -> bool:
+        """Whether there are groups to be saved apart.
+
+        Trainer trains a quantised model, and gives inputs a gradient under checkpointing, only if it has adapters.
+        """
+        return not all(facts.kept for facts in self._groups.token_groups(self))
 
     @property
     def _groups(self) -> Any:
@@ -46,9 +52,15 @@ class ModelWithTokens:
             return super().generate(*args, **kwargs)  # type: ignore[misc]
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
-        """Write the groups that are on, each in a folder of its own if they are several; not the model."""
+        """Write the groups that are on, each in a folder of its own if they are several; not the model.
+
+        If all groups are part of the model, it is written with them.
+        """
         from .files import save_groups
 
+        if not self._hf_peft_config_loaded:
+            super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
+            return
         save_groups(self, save_directory, kwargs.get("state_dict"), write=kwargs.get("is_main_process", True))
         if kwargs.get("push_to_hub"):
             raise BadRequestError("save_pretrained: save the groups, and upload their folder: hf upload NAME FOLDER")
@@ -59,16 +71,16 @@ class ModelWithTokens:
 
     def active_adapters(self) -> list[str]:
         """The groups that are on."""
-        return list(self._groups.switch_of(self).on)
+        return list(_switch(self).on)
 
     def disable_adapters(self) -> None:
         """Switch all groups off until `enable_adapters`."""
-        switch = self._groups.switch_of(self)
+        switch = _switch(self)
         switch.off, switch.on = switch.on or switch.off, ()
 
     def enable_adapters(self) -> None:
         """Switch those on again that `disable_adapters` switched off."""
-        switch = self._groups.switch_of(self)
+        switch = _switch(self)
         switch.on, switch.off = switch.on or switch.off, ()
 
     def delete_adapter(self, adapter_names: str | Iterable[str]) -> None:
@@ -91,6 +103,17 @@ class ModelWithTokens:
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Pickle finds classes by their names, and ours is made when it is needed.
         return _remade, (type(self).__mro__[2],), self.__dict__
+
+
+def switch_of(model: nn.Module) -> Switch | None:
+    """What decides which groups of a model compute; None if it has none."""
+    return next((groups.switch for _, groups in layers_with_groups(model)), None)
+
+
+def _switch(model: Any) -> Switch:
+    switch = switch_of(model)
+    assert switch is not None
+    return switch
 
 
 def give_methods(model: PreTrainedModel) -> None:
@@ -117,7 +140,7 @@ def _remade(kind: type[PreTrainedModel]) -> PreTrainedModel:
 def _with_tokens(kind: Any) -> Any:
     @wraps(kind.forward)  # Trainer reads from its signature which columns of a data set the model takes
     def forward(self: Any, *args: Any, adapter_names: Rows | None = None, **kwargs: Any) -> Any:
-        switch = self._groups.switch_of(self)
+        switch = _switch(self)
         if adapter_names is not None:
             # They stay until the next call: with gradient checkpointing the backward pass computes blocks again.
             switch.set_rows(self._groups.rows_of(self, adapter_names))

@@ -4,6 +4,7 @@ from .grow import apply_growth, grow
 from .optimizer import grow_optimizer
 from .plan import METHODS, Growth, LayerGrowth, plan_growth
 from .rates import parameter_groups
+from .ungrow import ungrow
 
 __all__ = [
     "METHODS",
@@ -14,4 +15,5 @@ __all__ = [
     "grow_optimizer",
     "parameter_groups",
     "plan_growth",
+    "ungrow",
 ]

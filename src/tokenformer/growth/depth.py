@@ -13,6 +13,7 @@ from torch import nn
 
 from ..models import growth_records
 from ..models.adopted import blocks_of
+from ..pattention.groups import layers_with_groups, take_away
 from .layer import fill_normal, random_stream, rms
 from .plan import Growth
 
@@ -43,9 +44,15 @@ def grow_depth(model: nn.Module, growth: Growth) -> None:
 
 
 def _copied(block: nn.Module) -> nn.Module:
-    """A copy with the same configuration, which all parts of a model share."""
-    configs = [config for module in block.modules() if (config := getattr(module, "config", None)) is not None]
-    new = copy.deepcopy(block, {id(config): config for config in configs})
+    """A copy with the same configuration, which all parts of a model share, and without token groups."""
+    shared = [config for module in block.modules() if (config := getattr(module, "config", None)) is not None]
+    switches = [groups.switch for _, groups in layers_with_groups(block)]
+    shared += switches
+    new = copy.deepcopy(block, {id(each): each for each in shared})
+    for name, _ in list(layers_with_groups(new)):
+        take_away(new.get_submodule(name))
+    if switches:  # what is frozen beside groups can be trained again when they go
+        switches[0].froze += new.parameters()
     new.zero_grad(set_to_none=True)
     return new
 

@@ -22,6 +22,7 @@ from .depth import grow_depth
 from .layer import grow_layer
 from .optimizer import check_optimizer, grow_optimizer
 from .plan import Growth, check_growable, plan_growth
+from .ungrow import mark
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -41,6 +42,7 @@ def grow(
     inplace: bool = False,
     optimizer: Optimizer | None = None,
     exact: bool = True,
+    as_group: str | None = None,
 ) -> Model:
     """Append parameter tokens to every Pattention of a model, add blocks to it, or both.
 
@@ -65,6 +67,8 @@ def grow(
             that holds its parameters stays valid for `grow_optimizer`.
         optimizer: with `inplace`, grow it as well; if its state cannot follow, neither is touched.
         exact: False allows `random`, which changes what the model computes.
+        as_group: put the new tokens into a group of this name, with normalisers of its own: `use_tokens(model)` then
+            switches the step off, and if nothing else was trained, what is left is the model before it, bit for bit.
     """
     growth = plan_growth(
         model,
@@ -79,7 +83,24 @@ def grow(
         noise=noise,
         exact=exact,
     )
+    if as_group is not None:
+        return _grow_as_group(model, growth, as_group, inplace, optimizer)
     return apply_growth(model, growth, inplace=inplace, optimizer=optimizer)
+
+
+def _grow_as_group(model: Model, growth: Growth, name: str, inplace: bool, optimizer: Optimizer | None) -> Model:
+    from ..groups.change import check_name  # groups/ knows growth
+    from ..groups.kept import check_kept, grow_as_group
+
+    if growth.depth is not None:
+        raise BadRequestError("grow: as_group is given with depth; a group has tokens only, so grow in depth by itself")
+    if optimizer is not None:
+        raise BadRequestError("grow: as_group is given with optimizer; make a new one, or add the group's parameters")
+    check_kept(model, "grow: as_group")
+    check_name(model, name)
+    model = model if inplace else copy.deepcopy(model)
+    grow_as_group(model, growth, name)
+    return model
 
 
 def apply_growth(model: Model, growth: Growth, *, inplace: bool = False, optimizer: Optimizer | None = None) -> Model:
@@ -94,6 +115,7 @@ def apply_growth(model: Model, growth: Growth, *, inplace: bool = False, optimiz
             )
         check_optimizer(optimizer, model, growth)
     model = model if inplace else copy.deepcopy(model)
+    marks = {id(part): mark(part) for part, _ in growth_records(model)}
     layers = dict(pattention_layers(model))
     for name in growth.layers:
         grow_layer(name, layers[name], growth)
@@ -101,7 +123,7 @@ def apply_growth(model: Model, growth: Growth, *, inplace: bool = False, optimiz
     if growth.depth is not None:
         grow_depth(model, growth)
     for part, record in growth_records(model):
-        record.record_growth(part, growth.to_record())
+        record.record_growth(part, {**growth.to_record(), "mark": marks[id(part)]})
     model.last_growth = growth  # type: ignore[assignment]
     if optimizer is not None:
         grow_optimizer(optimizer, model, model, growth=growth)

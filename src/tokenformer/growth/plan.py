@@ -21,6 +21,7 @@ from ..models.blocks import NEW_BLOCKS, NEW_BLOCKS_AT, BlockGrowth, NewBlocks, N
 from ..models.config import MOST_LAYERS
 from ..pattention import Pattention, pattention_layers
 from ..pattention.functional import ACTIVATIONS
+from ..pattention.groups import layers_with_groups
 
 Method = Literal["zero", "split", "rotate", "random"]
 METHODS: tuple[str, ...] = get_args(Method)
@@ -182,6 +183,13 @@ def check_growable(model: nn.Module, method: str) -> None:
             owner = owners.setdefault(id(tokens), name)
             if owner != name:
                 raise BadRequestError(f"grow: {name}.{key} is shared with {owner}; untie them first")
+    for name, groups in layers_with_groups(model):
+        shared = [group for group in groups.names() if groups[group].norm == "shared"]
+        if shared and method != "zero":
+            raise BadRequestError(
+                f"grow: the token group {shared[0]!r} shares the normaliser of {name}, which {method} changes; merge "
+                "it first (merge_tokens), or use method='zero'"
+            )
     for part, record in growth_records(model):
         record.check_growth(part, method)
 

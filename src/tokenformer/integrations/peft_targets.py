@@ -15,6 +15,7 @@ from torch import nn
 from ..errors import BadRequestError
 from ..models import Adopted, growth_records
 from ..pattention import TOKENS, pattention_layers
+from ..pattention.groups import layers_with_groups
 
 # peft adapts tokens as parameters: it does not see their layer's input, and has nothing to drop, scale or select there.
 NEEDS_INPUT = {"lora_dropout": "0", "use_dora": "False", "lora_bias": "False", "alora_invocation_tokens": "None"}
@@ -32,6 +33,11 @@ def reach_tokens(tuners: Any) -> None:
 
     @wraps(inject_adapter)
     def inject_adapter_to_tokens(self: Any, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any) -> None:
+        if any(layers_with_groups(model)):
+            raise BadRequestError(
+                "peft: the model has token groups, and adapters do not go on top of them; remove them first "
+                "(remove_tokens), or merge_tokens those that should stay"
+            )
         config = self.peft_config[adapter_name]
         if hasattr(config, "target_modules") and any(pattention_layers(model)):
             name_tokens(self, model, config, tuners)

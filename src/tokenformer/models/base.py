@@ -78,6 +78,10 @@ class TokenModelMixin:
         quantizer = getattr(model, "hf_quantizer", None)
         if quantizer is not None:
             warn_of_unquantised_tokens(model, type(quantizer.quantization_config).__name__)
+        if getattr(model.config, "token_groups", None):
+            from ..groups.model_class import give_methods  # which knows these models
+
+            give_methods(model)
         return loaded
 
     def save_pretrained(

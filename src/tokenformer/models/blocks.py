@@ -99,6 +99,13 @@ class BlockGrowth:
             for copy in range(1 + (block + 1) * added // old - block * added // old)
         ]
 
+    def moved(self, name: str, stack: str) -> str:
+        """What a module of an old block is called after growth, where the list of blocks is called `stack`."""
+        if not name.startswith(f"{stack}."):
+            return name
+        block, _, rest = name.removeprefix(f"{stack}.").partition(".")
+        return f"{stack}.{self.origins.index((int(block), False))}.{rest}"
+
 
 def record_depth(config: Any, growth: BlockGrowth) -> None:
     """Have a configuration say how many blocks there are; what it says of each follows."""

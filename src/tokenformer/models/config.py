@@ -105,6 +105,8 @@ class TokenFormerBaseConfig(PreTrainedConfig):
         value_initializer_range: standard deviation of new value tokens; None for the paper's 2 / (layers · √width).
         growth_history: one entry per growth step: method, seed, token counts before and after, and blocks if it was in
             depth.
+        token_groups: named groups of tokens that are part of the model: of each its name, its norm, how many tokens it
+            has beside which layers, and whether it is merged, which is to say cannot be switched off.
     """
 
     # The style "parameter_tokens" is ours: see base.py.
@@ -138,6 +140,7 @@ class TokenFormerBaseConfig(PreTrainedConfig):
     initializer_range: float | None = None
     value_initializer_range: float | None = None
     growth_history: list | None = None
+    token_groups: list | None = None
 
     @property
     def growth_method(self) -> str:
@@ -178,7 +181,10 @@ class TokenFormerBaseConfig(PreTrainedConfig):
         """Note a growth step of `model`, its new token counts and its depth."""
         before = self.num_tokens
         if "blocks" in step:
-            record_depth(self, BlockGrowth(**step["blocks"]))
+            growth = BlockGrowth(**step["blocks"])
+            record_depth(self, growth)
+            for group in self.token_groups or []:
+                group["layers"] = {growth.moved(name, self.blocks.stack): n for name, n in group["layers"].items()}
         for name, layer in pattention_layers(model):
             for role, suffixes in self.token_roles.items():
                 if name.rpartition(".")[2] in suffixes:
@@ -221,12 +227,26 @@ class TokenFormerBaseConfig(PreTrainedConfig):
             raise ValueError(
                 "growth_history is damaged: a step has a method, a seed, and token counts before and after"
             )
+        if not all(_is_group(group) for group in self.token_groups or []):
+            raise ValueError("token_groups is damaged: a group has a name, a norm, layers with counts, and merged")
 
     def _is_growth_step(self, step: Any) -> bool:
         if not isinstance(step, dict) or not isinstance(step.get("method"), str) or "seed" not in step:
             return False
         counts = (step.get("before"), step.get("after"))
         return all(isinstance(count, dict) and count.keys() >= self.token_roles.keys() for count in counts)
+
+
+def _is_group(group: Any) -> bool:
+    if (
+        not isinstance(group, dict)
+        or not isinstance(group.get("name"), str)
+        or group.get("norm") not in ("own", "shared")
+    ):
+        return False
+    layers = group.get("layers")
+    counted = isinstance(layers, dict) and all(type(n) is int and n > 0 for n in layers.values())
+    return counted and isinstance(group.get("merged"), bool)
 
 
 @strict

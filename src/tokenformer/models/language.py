@@ -30,6 +30,7 @@ from transformers.utils.output_capturing import capture_outputs
 from ..pattention.module import WideBuffers
 from .base import TokenFormerPreTrainedModel
 from .config import TokenFormerConfig
+from .kept_groups import put_kept_groups
 from .layers import TokenFormerLayer
 
 # Rows of logits held at a time by the chunked loss: 256 rows of a 50k vocabulary are 51 MB in fp32.
@@ -63,6 +64,7 @@ class TokenFormerModel(TokenFormerLanguageModel):
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.rotary_emb = TokenFormerRotaryEmbedding(config)  # type: ignore[arg-type]
         self.gradient_checkpointing = False
+        put_kept_groups(self)
         self.post_init()
 
     @merge_with_config_defaults

@@ -21,6 +21,7 @@ from ..errors import BadRequestError
 from .base import TokenFormerPreTrainedModel
 from .config import TokenFormerVisionConfig
 from .images import image_processor_beside, write_image_processor
+from .kept_groups import put_kept_groups
 from .layers import TokenFormerLayer
 
 
@@ -141,6 +142,7 @@ class TokenFormerVisionModel(TokenFormerVisionPreTrainedModel):
         self.layers = nn.ModuleList(TokenFormerLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.gradient_checkpointing = False
+        put_kept_groups(self)
         self.post_init()
 
     @merge_with_config_defaults

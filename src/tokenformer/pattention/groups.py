@@ -55,14 +55,13 @@ class TokenGroup(WideBuffers):
     def num_tokens(self) -> int:
         return self.key_tokens.shape[0]
 
-    def reset_parameters(self, value_std: float = 1.0) -> None:
-        """Draw new keys; with a shared normaliser new values of this size."""
-        if self.norm == "own":
-            nn.init.normal_(self.key_tokens, std=self.key_tokens.shape[1] ** -0.5)
-            nn.init.zeros_(self.value_tokens)
-        else:
-            nn.init.zeros_(self.key_tokens)
-            nn.init.normal_(self.value_tokens, std=value_std)
+    def reset_parameters(self) -> None:
+        """Draw new keys, or with a shared normaliser new values."""
+        drawn, zero = self.key_tokens, self.value_tokens
+        if self.norm == "shared":
+            drawn, zero = zero, drawn
+        nn.init.normal_(drawn, std=drawn.shape[1] ** -0.5)
+        nn.init.zeros_(zero)
 
     def extra_repr(self) -> str:
         return f"num_tokens={self.num_tokens}, norm={self.norm!r}"
@@ -71,11 +70,13 @@ class TokenGroup(WideBuffers):
 class Switch:
     """Which groups of a model compute: those that are on, or for each row of a batch its own. One for all layers.
 
-    froze: the parameters that were trained before there were groups.
+    merged: groups that have become part of the model, which compute for every row. froze: the parameters that were
+    trained before there were groups.
     """
 
     def __init__(self) -> None:
         self.on: tuple[str, ...] = ()
+        self.merged: tuple[str, ...] = ()
         self.off: tuple[str, ...] = ()  # what was on before all were switched off for a while
         self.froze: list[nn.Parameter] = []
         self.rows: tuple[tuple[str, ...], ...] | None = None
@@ -91,8 +92,8 @@ class Switch:
     def used(self) -> tuple[str, ...]:
         """The groups that compute for some row."""
         if self.rows is None:
-            return self.on
-        return tuple(dict.fromkeys(name for row in self.rows for name in row))
+            return (*self.merged, *self.on)
+        return (*self.merged, *dict.fromkeys(name for row in self.rows for name in row))
 
     def mask(self, names: Sequence[str], sizes: Sequence[int], x: Tensor) -> Tensor | None:
         """For x [rows of the batch, …, d_in], whether a row has each token of these groups; None: all rows have all.
@@ -107,11 +108,12 @@ class Switch:
                 f"the batch has {x.shape[0]} rows, and names of token groups were given for {count}; give one for "
                 f"every row ({BASE} for none)"
             )
-        if all(set(names) <= set(row) for row in self.rows):
+        if all(set(names) <= {*self.merged, *row} for row in self.rows):
             return None
         key = (*names, *sizes, x.device)
         if key not in self._masks:
-            has = torch.tensor([[name in row for name in names] for row in self.rows], device=x.device)
+            rows = [{*self.merged, *row} for row in self.rows]
+            has = torch.tensor([[name in row for name in names] for row in rows], device=x.device)
             self._masks[key] = has.repeat_interleave(torch.tensor(sizes, device=x.device), dim=1)
         # A batch whose sequences were laid end to end has several rows for each name.
         mask = self._masks[key].repeat_interleave(x.shape[0] // count, dim=0)
@@ -190,6 +192,16 @@ def layers_with_groups(model: nn.Module) -> Iterator[tuple[str, TokenGroups]]:
         groups = groups_of(module)
         if groups is not None:
             yield name, groups
+
+
+def add_group(layer: nn.Module, name: str, group: TokenGroup, switch: Switch) -> None:
+    """Put a group beside a layer. It computes as soon as the switch says so."""
+    groups = groups_of(layer)
+    if groups is None:
+        groups = TokenGroups(group.key_tokens.shape[1], group.value_tokens.shape[1], group.kind, switch)
+        put_beside(layer, groups)
+        groups.train(layer.training)
+    groups.add_module(name, group)
 
 
 def put_beside(layer: nn.Module, groups: TokenGroups) -> None:

@@ -1,0 +1,130 @@
+"""ungrow(): the model before its last growth step.
+
+smaller = ungrow(model)
+
+Enters: a TokenFormer whose configuration remembers the step. Leaves: a model without what it appended. If nothing but
+new tokens and blocks was trained since, that is the model from before, bit for bit; otherwise a warning says that it is
+not, because old weights have moved, and have come to rely on what is now gone.
+"""
+
+import copy
+import hashlib
+import math
+import warnings
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import BadRequestError
+from ..models import TokenFormerBaseConfig, growth_records
+from ..models.blocks import BlockGrowth
+from ..pattention import Pattention, pattention_layers
+from .plan import LayerGrowth, find_stack, key_size
+
+Model = TypeVar("Model", bound=nn.Module)
+# Of every parameter so many numbers are looked at, to tell whether it has moved: a training step moves all of them.
+LOOKED_AT = 16
+
+
+def ungrow(model: Model, *, inplace: bool = False) -> Model:
+    """Take the last growth step back.
+
+    Args:
+        model: a TokenFormer that has grown.
+        inplace: shrink the model itself. Its optimizer must be made anew.
+    """
+    part, config = _grown(model)
+    step = config.growth_history[-1]  # type: ignore[index]
+    if step["method"] == "split" and step["before"] != step["after"]:
+        raise BadRequestError(
+            "ungrow: the last step was a split, which shares every old token out over its copies, so that none is "
+            "left; only steps by rotate, zero or random, and steps in depth, can be taken back"
+        )
+    if not inplace:
+        model = copy.deepcopy(model)
+        part, config = _grown(model)
+    if "blocks" in step:
+        _remove_blocks(model, config, BlockGrowth(**step["blocks"]))
+    for name, layer in pattention_layers(model):
+        role = next((role for role, names in config.token_roles.items() if name.rpartition(".")[2] in names), None)
+        if role is not None and layer.num_tokens > step["before"][role]:
+            _shorten(layer, step["before"][role], step["method"])
+    for role, count in step["before"].items():
+        setattr(config, f"{role}_tokens", count)
+    config.growth_history = config.growth_history[:-1] or None  # type: ignore[index]
+    model.zero_grad(set_to_none=True)
+    if hasattr(model, "last_growth"):
+        del model.last_growth
+    _warn_if_moved(part, step)
+    return model
+
+
+def mark(model: nn.Module) -> str | None:
+    """A digest of a few numbers of every parameter; None where there are none."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        if parameter.is_meta:
+            return None
+        if ".token_groups." not in name:
+            few = parameter.detach().flatten()[:LOOKED_AT]
+            digest.update(few.to("cpu", torch.float32).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _warn_if_moved(part: nn.Module, step: dict[str, Any]) -> None:
+    if step.get("mark") not in (None, mark(part)):
+        warnings.warn(
+            "ungrow: old weights have been trained or cast since the model grew, so this is not the model from before; "
+            "what they learnt beside the new tokens is lost with these",
+            stacklevel=3,
+        )
+
+
+def _grown(model: nn.Module) -> tuple[nn.Module, TokenFormerBaseConfig]:
+    records = [one for one in growth_records(model) if isinstance(one[1], TokenFormerBaseConfig)]
+    if len(records) != 1:
+        raise BadRequestError(f"ungrow: a TokenFormer is needed, and a {type(model).__name__} was given")
+    part, config = records[0]
+    assert isinstance(config, TokenFormerBaseConfig)
+    if not config.growth_history:
+        raise BadRequestError("ungrow: the model has not grown: its configuration remembers no step")
+    return part, config
+
+
+def _remove_blocks(model: nn.Module, config: TokenFormerBaseConfig, growth: BlockGrowth) -> None:
+    _, stack = find_stack(model)
+    old = [block for block, (_, new) in zip(list(stack), growth.origins, strict=True) if not new]
+    for index, block in enumerate(old):
+        for module in block.modules():
+            if hasattr(module, "layer_idx"):
+                module.layer_idx = index  # type: ignore[assignment]
+    del stack[:]
+    stack.extend(old)
+    config.num_hidden_layers = len(old)
+    kept = {f"{config.blocks.stack}.{new}.": f"{config.blocks.stack}.{i}." for i, new in enumerate(_places(growth))}
+    for group in config.token_groups or []:
+        moved = {
+            name.replace(after, before, 1): count
+            for name, count in group["layers"].items()
+            for after, before in kept.items()
+            if name.startswith(after)
+        }
+        group["layers"] = moved
+
+
+def _places(growth: BlockGrowth) -> list[int]:
+    """Where the old blocks are in the grown model."""
+    return [place for place, (_, new) in enumerate(growth.origins) if not new]
+
+
+@torch.no_grad()
+def _shorten(layer: Pattention, count: int, method: str) -> None:
+    step = LayerGrowth.by(method, count, layer.num_tokens, key_size(layer))
+    for name in ("key_tokens", "value_tokens", "key_bias"):
+        old: Tensor | None = getattr(layer, name)
+        if old is not None:
+            setattr(layer, name, nn.Parameter(old[:count].clone(), requires_grad=old.requires_grad))
+    if step.rotated or method == "random":
+        # Growth by random set tau to √n of the new size, as if it had been √n before.
+        layer.tau = layer.tau / math.sqrt(step.after / step.before)
