@@ -302,7 +302,9 @@ def test_mistakes_in_use():
         use_tokens(model, "lwa")
     with pytest.raises(BadRequestError, match=r"the batch has 3 rows, and names of token groups were given for 2"):
         logits(model, adapter_names=["law", "law"])
-    with pytest.raises(BadRequestError, match="merge_tokens needs a TokenFormer, whose configuration says which groups"):
+    with pytest.raises(
+        BadRequestError, match="merge_tokens needs a TokenFormer, whose configuration says which groups"
+    ):
         merge_tokens(model, "law")
     with pytest.raises(BadRequestError, match="add_adapter: token groups and peft's adapters do not go together"):
         model.add_adapter(None)

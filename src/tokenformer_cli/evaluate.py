@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .terminal import BadCommandError, TrustRemoteCode, quiet_libraries
+from .terminal import BadCommandError, TokenGroups, TrustRemoteCode, quiet_libraries
 
 commands = typer.Typer()
 EXAMPLE = "Example: tokenformer eval models/mine --tasks piqa,arc_easy --json scores.json"
@@ -69,6 +69,7 @@ def eval_command(
     ] = "auto",
     json_file: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="A file for the numbers.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, …", show_default="the fastest")] = None,
+    tokens: TokenGroups = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Score a model: on a text, on benchmark tasks, or on images.
@@ -97,16 +98,17 @@ def eval_command(
 
     from tokenformer.io import check_new_file, existing_file
 
-    from .scores import score_images, score_tasks, score_text
+    from .scores import ScoredModel, score_images, score_tasks, score_text
 
     quiet_libraries()
     if text is not None:
         existing_file(text)
     if json_file is not None:
         check_new_file(json_file)
+    scored = ScoredModel(model_name, tokens or [], device, trust_remote_code)
     if text is not None:
         windows = None if rows_at_a_time == "auto" else int(rows_at_a_time)
-        score_text(model_name, text, stride, length, windows, json_file, device, trust_remote_code)
+        score_text(scored, text, stride, length, windows, json_file)
     elif images is not None:
         from tokenformer.data.images import ImageSettings
 
@@ -119,11 +121,10 @@ def eval_command(
             hub_validation_split=split or "validation",
         )
         size = IMAGES if rows_at_a_time == "auto" else int(rows_at_a_time)
-        score_images(model_name, source, by_position, strict, size, json_file, device, trust_remote_code)
+        score_images(scored, source, by_position, strict, size, json_file)
     else:
         quiet = not context.find_root().params["debug"]
-        options = (limit, rows_at_a_time, json_file, device, trust_remote_code)
-        score_tasks(model_name, str(tasks), data, include_path, *options, quiet)
+        score_tasks(scored, str(tasks), data, include_path, limit, rows_at_a_time, json_file, quiet)
 
 
 def _check_options(what: dict[str, Any], options: dict[str, dict[str, Any]]) -> None:

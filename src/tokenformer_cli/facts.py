@@ -13,6 +13,7 @@ from transformers import ViTConfig
 
 from tokenformer import cost
 from tokenformer.errors import BadRequestError, did_you_mean
+from tokenformer.groups.files import CONFIG_FILE, read_facts
 from tokenformer.growth.grow_folder import taus
 from tokenformer.models import (
     PRESETS,
@@ -39,6 +40,8 @@ def describe(
     name: str, length: int | None, image_size: int | None, *, trust_remote_code: bool = False
 ) -> dict[str, Any]:
     """Everything `tokenformer info` knows about a preset or a folder, as --json prints it."""
+    if (Path(name) / CONFIG_FILE).is_file():
+        return {"token_group": read_facts(Path(name))}
     config, saved = _config(name, trust_remote_code)
     record = record_of(config)
     facts: dict[str, Any] = {"model_type": config.model_type}
@@ -63,6 +66,8 @@ def describe(
         facts |= _text_facts(config, length or config.max_position_embeddings)
     if isinstance(config, TokenFormerBaseConfig):
         facts["tokens"] = config.num_tokens
+        if config.token_groups:
+            facts["token_groups"] = config.token_groups
         if saved:
             facts |= {"tau": taus(config), "growth": growth_steps(config)}
     return facts

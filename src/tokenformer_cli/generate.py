@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .terminal import BadCommandError, TrustRemoteCode, quiet_libraries
+from .terminal import BadCommandError, TokenGroups, TrustRemoteCode, put_beside, quiet_libraries
 
 commands = typer.Typer()
 
@@ -36,6 +36,7 @@ def generate_command(
         bool, typer.Option(" /--no-cache", show_default=False, help="Recompute every step: slow, for checks.")
     ] = True,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, …", show_default="the fastest")] = None,
+    tokens: TokenGroups = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Continue a prompt. Text is written to stdout as it is generated.
@@ -60,6 +61,7 @@ def generate_command(
     model = read_model(folder, device, trust_remote_code=trust_remote_code)
     if not model.can_generate():
         raise BadRequestError(f"{folder} holds a {type(model).__name__}, which does not generate text")
+    put_beside(model, tokens)
     for name, weights in model.named_parameters():
         if not weights.isfinite().all():
             raise BadFileError(f"{folder} has weights that are NaN or infinite, in {name}; take an earlier checkpoint")

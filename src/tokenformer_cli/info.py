@@ -72,11 +72,26 @@ def info_command(
         show_table(columns, images, IMAGES_NOTE)
     for name, facts in adopted.items():
         _show_adopted(name, facts)
+    for name, facts in found.items():
+        if "token_group" in facts:
+            group = facts["token_group"]
+            _show_group(name, {**group, "merged": False})
+        for group in facts.get("token_groups", []):
+            _show_group(name, group)
     for name, facts in whole.items():
         if "tau" in facts:
             tau = ", ".join(f"{role} {value:.4g}" for role, value in facts["tau"].items())
             grown = "; then ".join(facts["growth"]) or "trained at this size from the start"
             typer.echo(f"{name}: tau {tau}; {grown}")
+
+
+def _show_group(name: str, group: dict[str, Any]) -> None:
+    """A token group that is part of a model, or has a folder of its own."""
+    counts = list(group["layers"].values())
+    size = f"{counts[0]} tokens" if len(set(counts)) == 1 else f"{min(counts)} to {max(counts)} tokens"
+    base = f", of a {group['base']['model_type']} model" if "base" in group else ", merged" if group["merged"] else ""
+    normaliser = "a normaliser of its own" if group["norm"] == "own" else "the base's normaliser"
+    typer.echo(f"{name}: token group {group['name']}, {size} beside {len(counts)} layers, {normaliser}{base}")
 
 
 def _show_adopted(name: str, facts: dict[str, Any]) -> None:

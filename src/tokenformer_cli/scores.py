@@ -1,7 +1,7 @@
 """What `tokenformer eval` does once its options are checked: read the model, score it, show and write the numbers."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from tokenformer.models.images import read_image_processor
 from tokenformer.models.loading import local_folder, read_model
 from tokenformer.models.text import read_tokenizer
 
-from .terminal import show_summary, show_table
+from .terminal import put_beside, show_summary, show_table
 
 if TYPE_CHECKING:
     from tokenformer.data.images import ImageSettings
@@ -28,21 +28,46 @@ MOST_CLASSES, WORST = 100, 20
 IMAGE_LIBRARIES = ("tokenformer", "torch", "transformers", "datasets", "pillow")
 
 
+@dataclass(frozen=True)
+class ScoredModel:
+    """A model by its folder or Hub name, with token groups beside it, as `--tokens` has them."""
+
+    name: str
+    tokens: list[str]
+    device: str | None
+    trust_remote_code: bool
+
+    def read(self, kind: Any) -> tuple[Path, Any]:
+        """Its folder, and the model itself."""
+        folder = local_folder(self.name, trust_remote_code=self.trust_remote_code)
+        model = read_model(folder, self.device, kind, trust_remote_code=self.trust_remote_code)
+        put_beside(model, self.tokens)
+        return folder, model
+
+    def read_with_tokenizer(self) -> tuple[Any, Any]:
+        """A language model and its tokenizer."""
+        folder, model = self.read(AutoModelForCausalLM)
+        return model, read_tokenizer(folder, model.config, trust_remote_code=self.trust_remote_code)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For the JSON."""
+        return {"model": self.name, **({"token_groups": self.tokens} if self.tokens else {})}
+
+
 def score_text(
-    model_name: str,
+    scored: ScoredModel,
     text: Path,
     stride: int | None,
     length: int | None,
     batch_size: int | None,
     json_file: Path | None,
-    device: str | None,
-    trust_remote_code: bool,
 ) -> None:
     """Loss, perplexity and bits per byte of a text file."""
     content = text.read_bytes()
     if not content:
         raise BadRequestError(f"{text} is empty; choose a file with text")
-    model, tokenizer = _read(model_name, device, trust_remote_code)
+    model, tokenizer = scored.read_with_tokenizer()
     score = evaluate_text(model, tokenizer, content, stride=stride, length=length, batch_size=batch_size)
     rows = {
         "loss": f"{score.loss:.4f} nats per token",
@@ -51,24 +76,22 @@ def score_text(
         "scored": f"{score.tokens:,} tokens, {score.bytes:,} bytes",
         "windows": f"{score.length:,} tokens, moved by {score.stride:,}",
     }
-    _finish(rows, json_file, {"model": model_name, "text": str(text), **asdict(score)})
+    _finish(rows, json_file, {**scored.facts, "text": str(text), **asdict(score)})
 
 
 def score_tasks(
-    model_name: str,
+    scored: ScoredModel,
     tasks: str,
     data: Path | None,
     include_path: Path | None,
     limit: int | None,
     batch_size: int | str,
     json_file: Path | None,
-    device: str | None,
-    trust_remote_code: bool,
     quiet: bool,
 ) -> None:
     """The harness's table of tasks, and the paper's average."""
     names, _ = check_request(tasks, limit, batch_size, data, include_path)
-    model, tokenizer = _read(model_name, device, trust_remote_code)
+    model, tokenizer = scored.read_with_tokenizer()
     scores = evaluate_tasks(
         model,
         tokenizer,
@@ -91,19 +114,17 @@ def score_tasks(
         rows["cut"] = f"{scores.truncated:,} requests, from the left, to the model's context"
     rows["batch size"] = str(scores.batch_size)
     typer.echo(scores.table())
-    request = {"model": model_name, "tasks": names, "limit": limit}
+    request = {**scored.facts, "tasks": names, "limit": limit}
     _finish(rows, json_file, {**request, **scores.as_json()})
 
 
 def score_images(
-    model_name: str,
+    scored: ScoredModel,
     source: "ImageSettings",
     by_position: bool,
     strict: bool,
     batch_size: int,
     json_file: Path | None,
-    device: str | None,
-    trust_remote_code: bool,
 ) -> None:
     """Overall accuracy, and that of each class."""
     require("scoring images", "vision", "datasets", "pyarrow", "PIL")
@@ -112,11 +133,10 @@ def score_images(
     from tokenformer.data.images import find_images
 
     datasets.disable_progress_bars()
-    folder = local_folder(model_name, trust_remote_code=trust_remote_code)
-    model = read_model(folder, device, AutoModelForImageClassification, trust_remote_code=trust_remote_code)
+    folder, model = scored.read(AutoModelForImageClassification)
     score = evaluate_images(
         model,
-        read_image_processor(folder, trust_remote_code=trust_remote_code),
+        read_image_processor(folder, trust_remote_code=scored.trust_remote_code),
         find_images(source, "validation"),
         by_position=by_position,
         batch_size=batch_size,
@@ -124,23 +144,23 @@ def score_images(
         say=lambda problem: typer.echo(f"left out: {problem}", err=True),
     )
     rows = [(one.name, one.images, one.correct, one.correct / one.images) for one in score.classes if one.images]
-    note, scored = "", len(rows)
-    if scored > MOST_CLASSES:
-        note = f"The {WORST} classes of {scored:,} with the lowest accuracy; --json has all."
+    note, classes = "", len(rows)
+    if classes > MOST_CLASSES:
+        note = f"The {WORST} classes of {classes:,} with the lowest accuracy; --json has all."
         rows = sorted(rows, key=lambda row: row[3])[:WORST]
     table = [(name, f"{images:,}", f"{correct:,}", f"{accuracy:.4f}") for name, images, correct, accuracy in rows]
     show_table(["class", "images", "correct", "accuracy"], table, note)
     summary = {"top-1": f"{score.top1:.4f}"}
     if score.top5 is not None:
         summary["top-5"] = f"{score.top5:.4f}"
-    summary["scored"] = f"{score.images:,} images of {scored:,} classes, matched {score.matched}"
+    summary["scored"] = f"{score.images:,} images of {classes:,} classes, matched {score.matched}"
     if score.bad:
         summary["left out"] = f"{len(score.bad):,} images that cannot be decoded"
     gone = [one.name for one in score.classes if not one.images]
     if gone:
         summary["not scored"] = f"{', '.join(gone)}: no image of these classes can be decoded"
     request = {
-        "model": model_name,
+        **scored.facts,
         "source": source.validation,
         "split": source.hub_validation_split,
         "hub_config": source.hub_config,
@@ -151,12 +171,6 @@ def score_images(
         "versions": {name: version(name) for name in IMAGE_LIBRARIES},
     }
     _finish(summary, json_file, {**request, **asdict(score)})
-
-
-def _read(model_name: str, device: str | None, trust_remote_code: bool) -> tuple[Any, Any]:
-    folder = local_folder(model_name, trust_remote_code=trust_remote_code)
-    model = read_model(folder, device, AutoModelForCausalLM, trust_remote_code=trust_remote_code)
-    return model, read_tokenizer(folder, model.config, trust_remote_code=trust_remote_code)
 
 
 def _finish(rows: dict[str, str], json_file: Path | None, numbers: dict[str, Any]) -> None:

@@ -27,8 +27,25 @@ TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run Python code that comes with it, where transformers has none.")
 ]
 
+# An option of commands that run a model.
+TokenGroups = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tokens", metavar="[NAME=]FOLDER", help="A token group to put beside the model; may be given several times."
+    ),
+]
+
 # In a file or a pipe a table is as wide as it needs to be.
 WIDEST_TABLE = 400
+
+
+def put_beside(model: Any, given: Sequence[str] | None) -> None:
+    """Load the token groups that `--tokens` names."""
+    from tokenformer.groups import load_tokens
+
+    for one in given or ():
+        name, _, folder = one.rpartition("=")
+        load_tokens(model, folder, name or None)
 
 
 def show_summary(title: str, rows: Mapping[str, str]) -> None:

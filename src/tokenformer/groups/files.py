@@ -162,7 +162,7 @@ def load_tokens(
         check_base: refuse a model whose embedding is another than that of the base.
     """
     source = local_folder(folder)
-    facts = _read_facts(source)
+    facts = read_facts(source)
     name = facts["name"] if name is None else name
     check_name(model, name)
     check_free_of_adapters(model)
@@ -180,7 +180,8 @@ def load_tokens(
     return model
 
 
-def _read_facts(folder: Path) -> dict[str, Any]:
+def read_facts(folder: Path) -> dict[str, Any]:
+    """What a saved group says of itself."""
     path = folder / CONFIG_FILE
     if not path.is_file():
         raise BadRequestError(f"{folder} is not a token group: it has no {CONFIG_FILE}; save_tokens writes one")
