@@ -120,7 +120,7 @@ class TestAStepAsAGroup:
             grow(model, 2, depth=4, as_group="a")
         with pytest.raises(BadRequestError, match="cannot be called 'a b'"):
             grow(model, 2, as_group="a b")
-        with pytest.raises(BadRequestError, match="as_group needs a TokenFormer"):
+        with pytest.raises(BadRequestError, match="growth by a token group needs a TokenFormer"):
             grow(make("adopted"), 2, as_group="a")
 
 

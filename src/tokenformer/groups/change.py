@@ -3,7 +3,6 @@
 Enters: any torch model. Leaves: the same model, changed in place; or a one-line error, with nothing changed.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,8 @@ from transformers import PreTrainedModel
 from ..errors import BadRequestError, did_you_mean
 from ..growth.layer import fill_normal, random_stream, rms
 from ..models import TokenFormerBaseConfig, growth_records
+from ..models.group_methods import give_methods, switch_of, take_methods
+from ..models.kept_groups import check_kept, check_name, forget_group, keep_group, kept_names
 from ..pattention import Pattention, pattention_layers
 from ..pattention.functional import ACTIVATIONS
 from ..pattention.groups import (
@@ -27,11 +28,7 @@ from ..pattention.groups import (
     layers_with_groups,
     take_away,
 )
-from .kept import check_kept, forget_group, keep_group, kept_names
-from .model_class import give_methods, switch_of, take_methods
 from .places import Place, places, refuse_identities
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 @dataclass(frozen=True)
@@ -137,19 +134,6 @@ def _check_new(model: nn.Module, name: str, norm: str, wanted: Mapping[str, tupl
     if norm == "shared":
         for layer, (place, _) in wanted.items():
             check_shares(layer, model.get_submodule(layer), place.kind)
-
-
-def check_name(model: nn.Module, name: str) -> None:
-    """Refuse a name that a model has already, or that cannot be one."""
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise BadRequestError(
-            f"a token group cannot be called {name!r}; use letters, digits, - and _, beginning with a letter or digit"
-        )
-    if name in known_names(model):
-        raise BadRequestError(
-            f"the model has a token group {name!r} already; choose another name, or remove_tokens(model, {name!r}) "
-            "first"
-        )
 
 
 def check_shares(layer: str, module: nn.Module, kind: str) -> None:

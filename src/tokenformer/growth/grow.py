@@ -17,8 +17,11 @@ from torch.optim import Optimizer
 
 from ..errors import BadRequestError
 from ..models import growth_records
+from ..models.kept_groups import check_name
 from ..pattention import pattention_layers
 from .depth import grow_depth
+from .group import as_group as group_growth
+from .group import grow_group
 from .layer import grow_layer
 from .optimizer import check_optimizer, grow_optimizer
 from .plan import Growth, check_growable, plan_growth
@@ -84,23 +87,11 @@ def grow(
         exact=exact,
     )
     if as_group is not None:
-        return _grow_as_group(model, growth, as_group, inplace, optimizer)
+        check_name(model, as_group)
+        growth = group_growth(growth, as_group)
+        if optimizer is not None:
+            raise BadRequestError("grow: as_group is given with optimizer; make a new one, or add the new parameters")
     return apply_growth(model, growth, inplace=inplace, optimizer=optimizer)
-
-
-def _grow_as_group(model: Model, growth: Growth, name: str, inplace: bool, optimizer: Optimizer | None) -> Model:
-    from ..groups.change import check_name  # groups/ knows growth
-    from ..groups.kept import check_kept, grow_as_group
-
-    if growth.depth is not None:
-        raise BadRequestError("grow: as_group is given with depth; a group has tokens only, so grow in depth by itself")
-    if optimizer is not None:
-        raise BadRequestError("grow: as_group is given with optimizer; make a new one, or add the group's parameters")
-    check_kept(model, "grow: as_group")
-    check_name(model, name)
-    model = model if inplace else copy.deepcopy(model)
-    grow_as_group(model, growth, name)
-    return model
 
 
 def apply_growth(model: Model, growth: Growth, *, inplace: bool = False, optimizer: Optimizer | None = None) -> Model:
@@ -115,6 +106,11 @@ def apply_growth(model: Model, growth: Growth, *, inplace: bool = False, optimiz
             )
         check_optimizer(optimizer, model, growth)
     model = model if inplace else copy.deepcopy(model)
+    if growth.group is not None:
+        grow_group(model, growth)
+        model.zero_grad(set_to_none=True)
+        model.last_growth = growth  # type: ignore[assignment]
+        return model
     marks = {id(part): mark(part) for part, _ in growth_records(model)}
     layers = dict(pattention_layers(model))
     for name in growth.layers:

@@ -60,10 +60,23 @@ class DepthGrowth(BlockGrowth):
 
 
 @dataclass(frozen=True)
+class GroupGrowth:
+    """A token group, and how many tokens it has beside each layer."""
+
+    name: str
+    layers: dict[str, int]
+
+    def has(self, parameter: str) -> bool:
+        """Whether a parameter or its module, by name, is of this group."""
+        return f".token_groups.{self.name}." in f"{parameter}."
+
+
+@dataclass(frozen=True)
 class Growth:
     """One growth step of a model. `noise` is the size of split's random parts, in units of the values' scale.
 
-    layers: how the tokens of each layer grow, by its name before the step. depth: how the number of blocks does.
+    layers: how the tokens of each layer grow, by its name before the step. depth: how the number of blocks does. group:
+    what is appended as a token group, and then all else stays.
     """
 
     method: str
@@ -71,10 +84,13 @@ class Growth:
     noise: float
     layers: dict[str, LayerGrowth]
     depth: DepthGrowth | None = None
+    group: GroupGrowth | None = None
 
     @property
     def label(self) -> str:
         """The method, as people read it."""
+        if self.group is not None:
+            return f"group {self.group.name}"
         return " + ".join([self.method] * bool(self.layers) + ["depth"] * (self.depth is not None))
 
     def origin(self, name: str) -> tuple[str, bool]:
@@ -111,8 +127,9 @@ class Growth:
     def from_dict(cls, data: Mapping[str, Any]) -> "Growth":
         """The inverse of `to_dict`."""
         layers = {name: LayerGrowth(**layer) for name, layer in data["layers"].items()}
-        depth = data.get("depth")
-        return cls(data["method"], data["seed"], data["noise"], layers, depth and DepthGrowth(**depth))
+        depth, group = data.get("depth"), data.get("group")
+        how = (depth and DepthGrowth(**depth), group and GroupGrowth(**group))
+        return cls(data["method"], data["seed"], data["noise"], layers, *how)
 
 
 def plan_growth(

@@ -18,6 +18,7 @@ from ..errors import BadRequestError
 from ..pattention import Pattention, default_tau, record_token_weights
 from .card import write_card
 from .config import TokenFormerBaseConfig
+from .group_methods import give_methods
 from .layers import TokenFormerAttention, TokenFormerLayer
 from .side_files import MODEL_KINDS, auto_map, write_loader
 from .unquantised import warn_of_unquantised_tokens
@@ -79,8 +80,6 @@ class TokenModelMixin:
         if quantizer is not None:
             warn_of_unquantised_tokens(model, type(quantizer.quantization_config).__name__)
         if getattr(model.config, "token_groups", None):
-            from ..groups.model_class import give_methods  # which knows these models
-
             give_methods(model)
         return loaded
 

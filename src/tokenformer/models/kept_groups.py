@@ -1,13 +1,22 @@
-"""Token groups that are part of a model: built with it from its configuration, so that their weights load like any.
+"""Token groups that are part of a model: noted in its configuration, and built with it, so that they load like weights.
 
-Enters: a base model whose configuration has `token_groups`. Leaves: the same, with the groups beside its layers. Groups
-that are saved apart are not in the configuration; see groups/.
+Enters: a TokenFormer. Leaves: the same, with the groups of `config.token_groups` beside its layers; or a configuration
+with one more of them, or one less. Groups that are saved apart are not in it; see groups/.
 """
 
+import re
 from typing import Any
 
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..errors import BadRequestError
 from ..pattention import Pattention
-from ..pattention.groups import Switch, TokenGroup, add_group
+from ..pattention.groups import Switch, TokenGroup, add_group, layers_with_groups
+from .adopted import growth_records
+from .config import TokenFormerBaseConfig
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 def put_kept_groups(model: Any) -> None:
@@ -23,3 +32,59 @@ def put_kept_groups(model: Any) -> None:
             switch.merged = (*switch.merged, entry["name"])
         else:
             switch.on = (*switch.on, entry["name"])
+
+
+def kept_names(model: nn.Module) -> list[str]:
+    """The groups that are part of a model."""
+    entries = (getattr(getattr(part, "config", None), "token_groups", None) for part, _ in growth_records(model))
+    return [entry["name"] for found in entries for entry in found or []]
+
+
+def keep_group(model: nn.Module, name: str, *, merged: bool, what: str) -> None:
+    """Note a group in the configuration of the TokenFormer that it belongs to."""
+    part, config = _the_tokenformer(model, what)
+    groups = {layer: each[name] for layer, each in layers_with_groups(part.base_model) if name in each}
+    entry = {
+        "name": name,
+        "norm": next(iter(groups.values())).norm,
+        "layers": {layer: group.num_tokens for layer, group in groups.items()},
+        "merged": merged,
+    }
+    others = [one for one in config.token_groups or [] if one["name"] != name]
+    config.token_groups = [*others, entry]
+
+
+def forget_group(model: nn.Module, name: str) -> None:
+    """Take a group out of the configuration."""
+    for part, _ in growth_records(model):
+        entries = getattr(part.config, "token_groups", None)
+        if entries:
+            part.config.token_groups = [entry for entry in entries if entry["name"] != name] or None
+
+
+def check_kept(model: nn.Module, what: str) -> None:
+    """Refuse a model whose configuration has no room for groups."""
+    _the_tokenformer(model, what)
+
+
+def _the_tokenformer(model: nn.Module, what: str) -> tuple[PreTrainedModel, TokenFormerBaseConfig]:
+    records = growth_records(model)
+    if len(records) == 1 and isinstance(records[0][1], TokenFormerBaseConfig):
+        return records[0]  # type: ignore[return-value]
+    raise BadRequestError(
+        f"{what} needs a TokenFormer, whose configuration says which groups it has; of a {type(model).__name__} save "
+        "the group with save_tokens"
+    )
+
+
+def check_name(model: nn.Module, name: str) -> None:
+    """Refuse a name that a model has already, or that cannot be one."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise BadRequestError(
+            f"a token group cannot be called {name!r}; use letters, digits, - and _, beginning with a letter or digit"
+        )
+    if any(name in groups for _, groups in layers_with_groups(model)):
+        raise BadRequestError(
+            f"the model has a token group {name!r} already; choose another name, or remove_tokens(model, {name!r}) "
+            "first"
+        )

@@ -22,7 +22,7 @@ class FrozenRows:
         for name, parameter in model.named_parameters():
             layer, _, kind = name.rpartition(".")
             before, new = growth.origin(layer)
-            if new:
+            if new or (growth.group is not None and growth.group.has(layer)):
                 continue
             step = growth.layers.get(before)
             if step is None or kind == "bias":
@@ -57,7 +57,7 @@ class NewTokenWarmup:
             layer, _, kind = name.rpartition(".")
             before, new = growth.origin(layer)
             step = growth.layers.get(before)
-            if new:
+            if new or (growth.group is not None and growth.group.has(layer)):
                 self._first[parameter] = 0
             elif step is not None and step.appended and kind != "bias":
                 self._first[parameter] = local_rows(parameter, step.after - step.appended)

@@ -13,8 +13,10 @@ import torch
 
 from ..errors import BadRequestError, one_line
 from ..growth import Growth, apply_growth, plan_growth
+from ..growth.group import plan_group
 from ..growth.rates import base_shape
 from ..models import TokenFormerBaseConfig
+from ..models.kept_groups import check_name
 from ..models.loading import read_config
 from ..models.side_files import LOAD_IT_YOURSELF
 from .recipe import Recipe, config_errors_in_one_line
@@ -143,7 +145,10 @@ def build_ladder(recipe: Recipe, processes: int) -> Ladder:
     stages: list[Stage] = []
     for number, request in enumerate(requests, start=1):
         planned = None
-        if number > 1:
+        if request.group is not None:
+            planned = _planned_group(recipe, model, request, number)
+            model = apply_growth(model, planned)
+        elif number > 1:
             method = request.method or growth.method or config.growth_method
             try:
                 planned = plan_growth(
@@ -179,7 +184,7 @@ def build_ladder(recipe: Recipe, processes: int) -> Ladder:
                 flops_per_unit=data.flops(model.config)[1],
                 growth=planned,
                 adam=request.adam or growth.adam,
-                trains=(request.trains or growth.trains) if number > 1 else "all",
+                trains=_trains(recipe, request, number),
                 rate_factor=_rate_factor(recipe, request, stages),
             )
         )
@@ -189,6 +194,27 @@ def build_ladder(recipe: Recipe, processes: int) -> Ladder:
                 "counted; choose a smaller budget"
             )
     return Ladder(tuple(stages), growth, data.unit, units_per_step, rate_base)
+
+
+def _planned_group(recipe: Recipe, model: Any, request: StageSettings, number: int) -> Growth:
+    where = f"{recipe.path}: growth.stages[{number - 1}]"
+    if number == 1 and recipe.model.get("checkpoint") is None:
+        raise BadRequestError(
+            f"{where}: a group is all that it trains, and the model is new; give model.checkpoint, or train it first"
+        )
+    assert request.group is not None
+    assert request.num_tokens is not None
+    try:
+        check_name(model, request.group)
+        return plan_group(model, request.group, request.num_tokens, seed=recipe.growth.seed + number)
+    except BadRequestError as error:
+        raise BadRequestError(f"{where}: {str(error).removeprefix('grow: ')}") from error
+
+
+def _trains(recipe: Recipe, request: StageSettings, number: int) -> str:
+    if request.group is not None:
+        return "new"
+    return (request.trains or recipe.growth.trains) if number > 1 else "all"
 
 
 def first_config(recipe: Recipe) -> TokenFormerBaseConfig:

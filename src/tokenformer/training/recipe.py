@@ -31,6 +31,8 @@ from .settings import (
     TrainingSettings,
 )
 
+# Keys of the data section on which the model depends.
+FIXED_IN_STAGES = ("tokenizer", "eos_token", "block_length", "images")
 SECTIONS = ("name", "model", "data", "training", "growth")
 # What may differ when a run is resumed: it does not change what is computed.
 MAY_CHANGE = {
@@ -71,6 +73,11 @@ class Recipe:
     data: TrainingData
     training: TrainingSettings
     growth: GrowthSettings
+    data_of_stages: dict[int, TrainingData]  # of those that have their own, by number
+
+    def data_of(self, stage: int) -> TrainingData:
+        """What a stage trains on."""
+        return self.data_of_stages.get(stage, self.data)
 
     @property
     def folder(self) -> Path:
@@ -96,7 +103,8 @@ class Recipe:
 
     def check_data(self, processes: int) -> None:
         """Refuse what the data cannot do, before it is read."""
-        self.data.check(self.batch_per_process(processes), self.training.dataloader_num_workers or 0)
+        for data in (self.data, *self.data_of_stages.values()):
+            data.check(self.batch_per_process(processes), self.training.dataloader_num_workers or 0)
 
     def resolved(self) -> dict[str, Any]:
         """All sections with their defaults."""
@@ -207,7 +215,25 @@ def _check(given: dict[Any, Any], path: Path) -> Recipe:
         with config_errors_in_one_line(path):
             growth.method = data.config_class(**kind).growth_method
     name = _name(given.get("name"), path)
-    return Recipe(path, name, model.model_dump(exclude_unset=True), data, training, growth)
+    own = {
+        number: _data_of_stage(stage.data, sections["data"], f"{path}: growth.stages[{number - 1}].data", data)
+        for number, stage in enumerate(growth.stages, start=1)
+        if stage.data is not None
+    }
+    return Recipe(path, name, model.model_dump(exclude_unset=True), data, training, growth, own)
+
+
+def _data_of_stage(given: dict[str, Any], base: dict[str, Any], where: str, data: TrainingData) -> TrainingData:
+    """The recipe's data with the keys that a stage changes. What is held out of the one is not taken for the other."""
+    if data.unit != "tokens":
+        raise BadRequestError(f"{where}: only stages that train on text may have data of their own; leave it out")
+    for key in given:
+        if key in FIXED_IN_STAGES:
+            raise BadRequestError(f"{where}: {key} is given, and the model has one for all stages; leave it out")
+    from ..data.text import TextData, TextSettings
+
+    inherited = {key: value for key, value in base.items() if key not in ("validation", "split")}
+    return TextData(TextSettings.read({**inherited, **given}, where))
 
 
 def _name(given: Any, path: Path) -> str:

@@ -30,8 +30,10 @@ from transformers import TrainerControl, TrainerState, set_seed
 
 from ..data.sources import check_readable
 from ..errors import BadFileError, BadRequestError
+from ..growth import apply_growth
 from ..io import lock, new_folder, read_json, remove_partials, replace_file
 from ..models.card import write_card
+from ..models.group_methods import switched_off
 from ..models.loading import read_model
 from .callbacks import Bar, Metrics, Milestones, Plateau, Signals
 from .checkpoint import checkpoint_step, checkpoints, grow_checkpoint, last_good
@@ -85,7 +87,8 @@ def train(recipe: Recipe, console: Console | None = None) -> Path:
     with _run_lock(recipe.folder, processes):
         check_same_recipe(recipe, recipe.folder)
         with processes.main_process_first():
-            recipe.data.prepare(console if processes.is_main_process else Console(quiet=True))
+            for data in (recipe.data, *recipe.data_of_stages.values()):
+                data.prepare(console if processes.is_main_process else Console(quiet=True))
         if recipe.data.validation is None and recipe.growth.trigger == "plateau":
             raise BadRequestError(
                 "growth.trigger is plateau, which needs validation data, and none is held out; set "
@@ -163,7 +166,8 @@ def _start_of_stage(run: Run, ladder: Ladder, number: int) -> Ladder:
             assert stage.growth is not None
             kept = ladder.started_at(number, step).decay_start == step
             grow_checkpoint(source, folder / f"checkpoint-{step}", stage.growth, stage.adam, kept=kept)
-        facts = {"step": step, f"{ladder.unit}_per_step": ladder.units_per_step, "data": run.recipe.data.key}
+        key = run.recipe.data_of(number).key
+        facts = {"step": step, f"{ladder.unit}_per_step": ladder.units_per_step, "data": key}
         facts["rate_base"] = ladder.rate_base
         _write_json(folder / "start.json", facts)
     run.processes.wait_for_everyone()
@@ -174,7 +178,8 @@ def _start_of_stage(run: Run, ladder: Ladder, number: int) -> Ladder:
             f"{run.folder} was started with {per_step:,} {ladder.unit} a step, and now it would be "
             f"{ladder.units_per_step:,}; set training.global_batch so that processes and accumulation give the same"
         )
-    if start.get("data", run.recipe.data.key) != run.recipe.data.key:  # older runs did not note it
+    key = run.recipe.data_of(number).key
+    if start.get("data", key) != key:  # older runs did not note it
         raise BadRequestError(
             f"{run.folder} was started with other data than the recipe's sources hold now; put it back, or begin a "
             "new run in another training.output_dir"
@@ -219,7 +224,10 @@ def _first_checkpoint(run: Run, stage: Stage, target: Path) -> None:
     """The model as it is before the first step, so that every start is a continuation."""
     set_seed(run.recipe.training.seed)
     given = run.recipe.model.get("checkpoint")
-    model, same = run.recipe.data.first_model(stage.config, given)
+    config = stage.config if stage.growth is None else first_config(run.recipe)
+    model, same = run.recipe.data.first_model(config, given)
+    if stage.growth is not None:
+        apply_growth(model, stage.growth, inplace=True)
     with new_folder(target) as folder:
         model.save_pretrained(folder)
         run.recipe.data.save_beside(folder)
@@ -305,15 +313,10 @@ def _plateau(recipe: Recipe, ladder: Ladder, stage: Stage) -> Plateau | None:
 
 
 def _measure_growth(run: Run, stage: Stage, trainer: LadderTrainer) -> None:
-    """Validate just after growth, and compare with what the stage before ended with."""
+    """Validate just after growth, and compare with what the stage before ended with; of a group, without it."""
     assert stage.growth is not None
-    folder = stage_folder(run.recipe, stage.number - 1)
-    before = _read_json(folder / "result.json", "step", "parameters")
-    if before is None:
-        raise BadFileError(
-            f"{folder / 'result.json'} is damaged; delete it and {stage_folder(run.recipe, stage.number)} to measure "
-            f"the end of stage {stage.number - 1} again"
-        )
+    folder = stage_folder(run.recipe, stage.number - (stage.growth.group is None))
+    before = _without_the_group(stage, trainer) if stage.growth.group else _end_of(run, stage.number - 1)
     after = validation_names(trainer.measured())
     if run.processes.is_main_process:
         run.metrics.write(
@@ -328,12 +331,34 @@ def _measure_growth(run: Run, stage: Stage, trainer: LadderTrainer) -> None:
     check_loss_unchanged(before, after, stage.number, stage.growth.method, folder)
 
 
+def _without_the_group(stage: Stage, trainer: LadderTrainer) -> dict[str, Any]:
+    """What the model measures on the stage's data with its new group switched off."""
+    assert stage.growth is not None
+    assert stage.growth.group is not None
+    with switched_off(trainer.plain_model, stage.growth.group.name):
+        measured = validation_names(trainer.measured())
+    own = sum(p.numel() for name, p in trainer.plain_model.named_parameters() if stage.growth.group.has(name))
+    return {"parameters": stage.parameters - own, **measured}
+
+
+def _end_of(run: Run, number: int) -> dict[str, Any]:
+    """What a stage ended with."""
+    folder = stage_folder(run.recipe, number)
+    ended = _read_json(folder / "result.json", "step", "parameters")
+    if ended is None:
+        raise BadFileError(
+            f"{folder / 'result.json'} is damaged; delete it and {stage_folder(run.recipe, number + 1)} to measure the "
+            f"end of stage {number} again"
+        )
+    return ended
+
+
 def _finish_stage(run: Run, stage: Stage, trainer: LadderTrainer, folder: Path) -> None:
     """Keep the stage's model as an ordinary folder, and write down what it ended with."""
     checkpoint = checkpoints(folder)[-1]
     step = checkpoint_step(checkpoint)
     measured = validation_names(trainer.measured())
-    bad = sorted(set(gather_object(run.recipe.data.unreadable())))
+    bad = sorted(set(gather_object(run.recipe.data_of(stage.number).unreadable())))
     if run.processes.is_main_process:
         if bad:
             run.say(

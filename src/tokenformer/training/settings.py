@@ -106,6 +106,8 @@ class StageSettings(Section):
     """One stage: how the model grows into it (not for the first), its budget, and what differs from the ladder's.
 
     factor, to, num_tokens, depth: how large the model becomes, as `tokenformer.grow` takes them.
+    group: a token group of this name, with `num_tokens` in each layer, is all that the stage trains.
+    data: for a group, keys of the data section that differ in this stage, such as train.
     learning_rate: from this stage on; as before if None.
     """
 
@@ -115,6 +117,8 @@ class StageSettings(Section):
     to: str | None = None
     num_tokens: dict[str, int] | None = None
     depth: Count | None = None
+    group: Text | None = None
+    data: dict[str, Any] | None = None
     steps: Count | None = None
     method: Method | None = None
     new_blocks: NewBlocks | None = None
@@ -132,6 +136,14 @@ class StageSettings(Section):
                 f"{' and '.join(given) or 'no budget'} given; set one of {known}, as steps=100, with the others left "
                 "out or null"
             )
+        if self.group is None and self.data is not None:
+            raise ValueError("data is given, which only a stage that trains a group may have of its own; add group")
+        if self.group is not None:
+            others = ("factor", "to", "depth", "method", "new_blocks", "new_blocks_at", "trains")
+            beside = [key for key in others if getattr(self, key) is not None]
+            if beside or not self.num_tokens:
+                rule = f"{' and '.join(beside)} beside it" if beside else "no num_tokens, as {ffn: 64}"
+                raise ValueError(f"group is given, with {rule}; a group has a name, num_tokens and a budget")
         return self
 
 
@@ -203,6 +215,8 @@ class GrowthSettings(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         for i, stage in enumerate(self.stages):
+            if stage.group is not None:
+                continue
             sizes = [key for key in ("factor", "to", "num_tokens", "depth") if getattr(stage, key) is not None]
             beside = len(sizes) == 2 and "depth" in sizes and "to" not in sizes
             if sizes if i == 0 else len(sizes) != 1 and not beside:

@@ -50,7 +50,7 @@ class LadderTrainer(Trainer):
         checkpoint: Path,
         callbacks: Sequence[TrainerCallback],
     ) -> None:
-        data, training = recipe.data, recipe.training
+        data, training = recipe.data_of(stage.number), recipe.training
         self.recipe, self.ladder, self.stage = recipe, ladder, stage
         self.frozen = FrozenRows(model, stage.growth) if stage.trains == "new" and stage.growth else None
         self._staging: Path | None = None
@@ -302,7 +302,7 @@ def trainer_arguments(recipe: Recipe, stage: int, steps: int) -> TrainingArgumen
         "per_device_train_batch_size": recipe.batch_per_process(PartialState().num_processes),
         "use_cpu": not torch.cuda.is_available(),
         "save_strategy": "steps",
-        "eval_strategy": "steps" if recipe.data.validation is not None else "no",
+        "eval_strategy": "steps" if recipe.data_of(stage).validation is not None else "no",
         "train_sampling_strategy": "sequential",
         "remove_unused_columns": False,
         "logging_nan_inf_filter": False,

@@ -9,7 +9,8 @@ of transformers' own adapters under their names. Taken back when the last group 
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, wraps
 from typing import Any
 
@@ -36,7 +37,7 @@ class ModelWithTokens:
 
     @property
     def _groups(self) -> Any:
-        from . import change  # which makes these classes
+        from ..groups import change  # which gives models these methods
 
         return change
 
@@ -56,7 +57,7 @@ class ModelWithTokens:
 
         If all groups are part of the model, it is written with them.
         """
-        from .files import save_groups
+        from ..groups.files import save_groups
 
         if not self._hf_peft_config_loaded:
             super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
@@ -92,7 +93,7 @@ class ModelWithTokens:
 
     def load_adapter(self, peft_model_id: str | os.PathLike, adapter_name: str | None = None, **kwargs: Any) -> None:
         """`tokenformer.load_tokens`."""
-        from .files import load_tokens
+        from ..groups.files import load_tokens
 
         load_tokens(self, peft_model_id, name=adapter_name, trainable=bool(kwargs.get("is_trainable")))  # type: ignore[arg-type]
 
@@ -108,6 +109,17 @@ class ModelWithTokens:
 def switch_of(model: nn.Module) -> Switch | None:
     """What decides which groups of a model compute; None if it has none."""
     return next((groups.switch for _, groups in layers_with_groups(model)), None)
+
+
+@contextmanager
+def switched_off(model: nn.Module, name: str) -> Iterator[None]:
+    """Within the `with`, the model computes without one of its groups."""
+    switch = _switch(model)
+    before, switch.on = switch.on, tuple(one for one in switch.on if one != name)
+    try:
+        yield
+    finally:
+        switch.on = before
 
 
 def _switch(model: Any) -> Switch:
