@@ -10,7 +10,18 @@ import yaml
 from command import ended
 from command import run as run_command
 from tokenformer import BadRequestError
-from tokenformer.planning import PUBLISHED, FinishedRun, ScalingLaw, Size, best_climb, climbed, fit, fitted_transfer
+from tokenformer.planning import (
+    PUBLISHED,
+    FinishedRun,
+    ScalingLaw,
+    Size,
+    anytime_climb,
+    best_climb,
+    climbed,
+    fit,
+    fitted_transfer,
+)
+from tokenformer.planning.climb import stopped
 from tokenformer.planning.plan import make_plan
 from tokenformer.planning.runs import FinishedLadder, read_finished
 from tokenformer.training import load_recipe
@@ -92,6 +103,30 @@ class TestClimb:
         best = best_climb(LAW, SIZES, 3e14, 1.0, last=SIZES[4])
         assert best.rungs[-1].size == SIZES[4]
 
+    def test_a_large_step_loses_as_much_as_the_doublings_in_it(self):
+        once = climbed(LAW, [(SIZES[0], 4e6), (SIZES[2], 2e6)], transfer=0.9)
+        joined = 0.81 * float(LAW.seen_at(SIZES[2].parameters, LAW.loss(SIZES[0].parameters, 4e6)))
+        assert once.loss == pytest.approx(float(LAW.loss(SIZES[2].parameters, joined + 2e6)))
+
+    @pytest.mark.parametrize(("budget", "transfer"), [(3e14, 1.0), (3e14, 0.9), (5e15, 0.85)])
+    def test_a_ladder_to_stop_anywhere(self, budget, transfer):
+        """Against all ladders of three sizes that grow at one of 24 budgets."""
+        sizes, budgets = SIZES[1:4], np.geomspace(budget / 32, budget, 16)
+        scratch = [min(float(LAW.loss(s.parameters, spent / s.flops_per_unit)) for s in sizes) for spent in budgets]
+
+        def furthest(grows_at):
+            ladders = [stopped(LAW, sizes, grows_at, spent, transfer).loss for spent in budgets]
+            return max(loss / best for loss, best in zip(ladders, scratch, strict=True))
+
+        found = anytime_climb(LAW, sizes, budget, transfer)
+        assert found.flops == pytest.approx(budget)
+        seen = {rung.size: rung.seen * rung.size.flops_per_unit for rung in found.rungs}
+        grows_at = np.cumsum([seen.get(size, 0.0) for size in sizes])[:-1]
+        others = itertools.combinations_with_replacement(np.geomspace(budget / 32, budget, 24), 2)
+        assert furthest(grows_at) <= min(map(furthest, others)) + 3e-4
+        at_the_end = best_climb(LAW, sizes, budget, transfer)
+        assert at_the_end.loss <= found.loss
+
     def test_what_survives_growth_is_found_again(self):
         stages = ((SIZES[0], 4e6), (SIZES[1], 2e6), (SIZES[2], 8e6))
         ladder = FinishedLadder("one", stages, climbed(LAW, stages, 0.83).loss)
@@ -116,6 +151,12 @@ class TestPlan:
         ladder = build_ladder(planned, 1)
         assert [stage.parameters for stage in ladder.stages] == [rung.size.parameters for rung in plan.climb.rungs]
         assert ladder.flops(ladder.stages[-1].end) == pytest.approx(3e13, rel=0.01)
+
+    def test_a_plan_to_stop_anywhere(self, recipe):
+        plan, at_the_end = (make_plan(load_recipe(recipe), LAW, 3e13, anytime=anytime) for anytime in (True, False))
+        assert plan.grows
+        assert plan.climb.rungs[0].seen > at_the_end.climb.rungs[0].seen
+        assert len(yaml.safe_load(plan.to_yaml())["growth"]["stages"]) == len(plan.climb.rungs)
 
     def test_when_growing_does_not_pay_it_trains_the_best_size(self, recipe):
         plan = make_plan(load_recipe(recipe), LAW, 3e13, transfer=0.3)
@@ -193,6 +234,10 @@ def test_the_command_says_when_not_to_grow(tmp_path):
         (["--flops", 10, "--law", "hoffmann"], "a budget of 10 FLOPs is fewer than 100 steps of the smallest size"),
         (["--flops", 1e14, "--law", "hoffmann", "--largest", 5], "the largest size is 5 parameters, within which"),
         (["--flops", 1e14, "--law", "hoffmann", "--to-largest"], "--to-largest was given without --largest"),
+        (
+            ["--flops", 1e14, "--law", "hoffmann", "--largest", 1e9, "--to-largest", "--anytime"],
+            "a ladder to stop anywhere (anytime) cannot be told where to end (to the largest size); choose one of them",
+        ),
         (["--flops", 1e14, "--runs", "nowhere"], "nowhere does not exist"),
         (["--flops", 1e14, "--law", "hoffmann", "--out", "."], "--out . exists; choose a new name"),
     ],

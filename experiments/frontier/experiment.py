@@ -4,8 +4,8 @@
 
 Every size has one trunk at a constant rate, from which a branch decays for every budget, over a fifth of its steps: a
 run from scratch of exactly as many FLOPs, for little more than the longest costs. Rates follow sizes, and are tuned on
-the smallest only. A scaling law is fitted to the smaller budgets; it says when the ladders grow, and what they and the
-longer runs should reach.
+the smallest only. A scaling law is fitted to the smaller budgets; it says when a ladder that one may stop anywhere
+should grow, and what ladders and longer runs should reach.
 """
 
 import math
@@ -24,7 +24,7 @@ from lab.spec import Growth, Run, TokenFormer
 from lab.tables import change, markdown, number
 
 from tokenformer import cost
-from tokenformer.planning import FinishedRun, ScalingLaw, Size, best_climb, climbed, fit
+from tokenformer.planning import FinishedRun, ScalingLaw, Size, anytime_climb, climbed, fit
 from tokenformer.planning.plan import TRANSFER
 
 HERE = Path(__file__).parent
@@ -37,6 +37,7 @@ SHAPES["2 blocks of 64 tokens"] = replace(token_former(64), layers=2)
 BUDGETS = tuple(flops(Run(SHAPES[SMALLEST], 0.0, 500)) * 2**k for k in range(6))
 FITTED = BUDGETS[:4]
 SHORTEST = 400  # steps from scratch; a quarter of them is warm-up
+WARM_NEW = 50  # steps over which the rate of new tokens and blocks rises, as in a recipe
 LADDERS = {
     "tokens": ("32 tokens", "64 tokens", "128 tokens", "256 tokens"),
     "depth and tokens": ("2 blocks of 64 tokens", "64 tokens", "128 tokens", "256 tokens"),
@@ -115,11 +116,11 @@ class Ladder:
 
 
 def ladder(name: str, lr: float) -> Ladder | None:
-    """With growth steps where the law says, for the largest budget; None as long as the law is not known."""
+    """With growth steps where the law says; None as long as the law is not known."""
     fitted = law(lr)
     if fitted is None:
         return None
-    climb = best_climb(fitted, [size_of(size) for size in LADDERS[name]], BUDGETS[-1], TRANSFER)
+    climb = anytime_climb(fitted, [size_of(size) for size in LADDERS[name]], BUDGETS[-1], TRANSFER)
     sizes = tuple(rung.size.name for rung in climb.rungs)
     growths, step = [], 0
     for rung, (small, large) in zip(climb.rungs, pairwise(sizes), strict=False):
@@ -130,7 +131,7 @@ def ladder(name: str, lr: float) -> Ladder | None:
 
 def _step_up(step: int, small: TokenFormer, large: TokenFormer) -> Growth:
     depth = large.layers if large.layers != small.layers else 0
-    return Growth(step, large.tokens / small.tokens, method="rotate", depth=depth)
+    return Growth(step, large.tokens / small.tokens, method="rotate", depth=depth, warm_new=WARM_NEW)
 
 
 def ladders(lr: float) -> dict[str, Ladder]:

@@ -215,7 +215,7 @@ def tables(findings: dict[str, Any]) -> dict[str, str]:
                 "alpha",
                 "B",
                 "beta",
-                "survives growth",
+                "survives a doubling",
                 "ladders: off by",
                 "within 1 %",
                 "off by, if nothing were lost",

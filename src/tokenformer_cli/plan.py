@@ -25,13 +25,16 @@ def plan_command(
     law: Annotated[str | None, typer.Option(help="Or a published law: besiroglu or hoffmann.")] = None,
     largest: Annotated[float | None, typer.Option(metavar="PARAMETERS", help="No size beyond this.")] = None,
     to_largest: Annotated[bool, typer.Option("--to-largest", help="End at the largest size.")] = False,
+    anytime: Annotated[
+        bool, typer.Option("--anytime", help="A ladder to stop anywhere: near the best size at every budget.")
+    ] = False,
     units: Annotated[
         float | None, typer.Option("--tokens", metavar="COUNT", help="How many tokens (or images) you have.")
     ] = None,
     by: Annotated[str, typer.Option(help="What doubles: tokens or depth.")] = "tokens",
     transfer: Annotated[
         float | None,
-        typer.Option(help="The share of training that survives growth; 1: all.", show_default="from runs, or 0.86"),
+        typer.Option(help="The share of training that survives a doubling; 1: all.", show_default="from runs, or 0.86"),
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a recipe that does it.")] = None,
 ) -> None:
@@ -70,6 +73,7 @@ def plan_command(
         by=by,  # type: ignore[arg-type]
         largest=largest,
         at_largest=to_largest,
+        anytime=anytime,
         units=units,
     )
     _show(plan, found, budget, speed)
@@ -127,7 +131,7 @@ def _show(plan: "Plan", law: "ScalingLaw", budget: float, speed: float | None) -
     rows = {
         "budget": f"{budget:.3g} FLOPs" + (f", {budget / speed / 3600:.3g} h" if speed else ""),
         "law": f"{law.name}: parameters^-{alpha:.2f}, {unit}^-{beta:.2f}",
-        "survives growth": f"{plan.transfer:.0%} of training",
+        "survives a doubling": f"{plan.transfer:.0%} of training",
         "from scratch"
         if plan.at_largest
         else "best from scratch": f"{plan.best_from_scratch.rungs[0].size.name}: {_loss(plan, plan.best_from_scratch)}",
@@ -146,6 +150,8 @@ def _because(plan: "Plan") -> str:
     if len(plan.climb.rungs) == 1:
         return f"no growth step is worth its cost with this budget; train {plan.best_from_scratch.rungs[0].size.name}"
     gain = plan.best_from_scratch.loss - plan.climb.loss
+    if plan.anytime:
+        return "it may be stopped anywhere on the way"
     deviation = plan.deviation(plan.best_from_scratch, plan.climb)
     unsure = "" if deviation is None else f" ± {deviation:.3f}"
     if not plan.grows:

@@ -18,14 +18,14 @@ from ..growth.rates import shape_at_birth
 from ..models import TokenFormerBaseConfig
 from ..training.ladder import first_config
 from ..training.recipe import Recipe
-from .climb import Climb, Size, best_climb, climbed
+from .climb import Climb, Size, anytime_climb, best_climb, climbed
 from .law import ScalingLaw
 
 GrowBy = Literal["tokens", "depth"]
 GROW_BY: tuple[str, ...] = get_args(GrowBy)
 # Doublings that are looked at, unless a largest size is given.
 MOST_DOUBLINGS = 6
-# Of training, what survives a growth step: fitted to the ladders of experiments/planning.
+# Of training, what survives a doubling: fitted to the ladders of experiments/planning.
 TRANSFER = 0.86
 # A loss that is closer than this to another is called equal.
 EQUAL = 0.001
@@ -35,7 +35,8 @@ EQUAL = 0.001
 class Plan:
     """What to do with a budget. `scratch`: every size trained from scratch with all of it, the smallest first.
 
-    at_largest: whether the largest size is wanted, whatever others would reach.
+    at_largest: whether the largest size is wanted, whatever others would reach. anytime: whether the ladder is one to
+    stop anywhere, for which the loss at the end is not all that counts.
     """
 
     recipe: Recipe
@@ -46,6 +47,7 @@ class Plan:
     climb: Climb
     scratch: tuple[Climb, ...]
     at_largest: bool
+    anytime: bool = False
 
     @property
     def best_from_scratch(self) -> Climb:
@@ -54,7 +56,8 @@ class Plan:
     @property
     def grows(self) -> bool:
         """Whether to grow at all."""
-        return len(self.climb.rungs) > 1 and self.climb.loss < (1 - EQUAL) * self.best_from_scratch.loss
+        better = self.climb.loss < (1 - EQUAL) * self.best_from_scratch.loss
+        return len(self.climb.rungs) > 1 and (self.anytime or better)
 
     @property
     def chosen(self) -> Climb:
@@ -109,11 +112,13 @@ def make_plan(
     by: GrowBy = "tokens",
     largest: float | None = None,
     at_largest: bool = False,
+    anytime: bool = False,
     units: float | None = None,
 ) -> Plan:
     """The best ladder for a budget in FLOPs.
 
     largest: no size beyond so many parameters; with `at_largest` the ladder must end at the largest there is.
+    anytime: the ladder is near the best size from scratch at every budget on the way, not only at the end.
     units: how many tokens or images there are; a plan that would read more starts at a larger size.
     """
     if recipe.model.get("checkpoint"):
@@ -129,14 +134,23 @@ def make_plan(
             f"a budget of {budget:.3g} FLOPs is fewer than 100 steps of the smallest size, "
             f"{per_step * sizes[0].flops_per_unit:.3g} FLOPs each; choose a larger one"
         )
-    last = sizes[-1] if at_largest else None
-    climb = best_climb(law, sizes, budget, transfer, last=last)
+    if anytime and at_largest:
+        raise BadRequestError(
+            "a ladder to stop anywhere (anytime) cannot be told where to end (to the largest size); choose one of them"
+        )
+
+    def best_of(some: list[Size]) -> Climb:
+        if anytime:
+            return anytime_climb(law, some, budget, transfer)
+        return best_climb(law, some, budget, transfer, last=some[-1] if at_largest else None)
+
+    climb = best_of(sizes)
     for smallest in range(1, len(sizes)):
         if units is None or sum(rung.seen for rung in climb.rungs) <= units:
             break
-        climb = best_climb(law, sizes[smallest:], budget, transfer, last=last)
+        climb = best_of(sizes[smallest:])
     scratch = [climbed(law, [(size, _seen(size, budget, units))], transfer) for size in sizes]
-    return Plan(recipe, by, law, transfer, per_step, climb, tuple(scratch), at_largest)
+    return Plan(recipe, by, law, transfer, per_step, climb, tuple(scratch), at_largest, anytime)
 
 
 def _seen(size: Size, budget: float, units: float | None) -> float:
