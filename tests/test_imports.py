@@ -28,6 +28,7 @@ ROOMS = [
     "cost",
     "growth",
     "adoption",
+    "groups",
     "integrations",
     "data",
     "evaluation",

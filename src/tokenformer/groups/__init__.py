@@ -1,5 +1,6 @@
 """Named groups of tokens beside the layers of any model: added, switched, saved, loaded, merged and removed."""
 
+from . import methods as methods  # which models with groups get
 from .change import (
     GroupFacts,
     add_tokens,

@@ -9,13 +9,19 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from ..errors import BadRequestError, did_you_mean
 from ..growth.layer import fill_normal, random_stream, rms
 from ..models import TokenFormerBaseConfig, growth_records
-from ..models.group_methods import give_methods, switch_of, take_methods
-from ..models.kept_groups import check_kept, check_name, forget_group, keep_group, kept_names
+from ..models.kept_groups import (
+    check_kept,
+    check_name,
+    forget_group,
+    give_methods,
+    keep_group,
+    kept_names,
+    take_methods,
+)
 from ..pattention import Pattention, pattention_layers
 from ..pattention.functional import ACTIVATIONS
 from ..pattention.groups import (
@@ -26,6 +32,7 @@ from ..pattention.groups import (
     TokenGroup,
     add_group,
     layers_with_groups,
+    switch_of,
     take_away,
 )
 from .places import Place, places, refuse_identities
@@ -175,8 +182,7 @@ def _draw(group: TokenGroup, module: nn.Module, generator: torch.Generator) -> N
 def put_group(model: nn.Module, layer: str, name: str, group: TokenGroup, switch: Switch) -> None:
     """Put one group beside one layer; it computes as soon as the switch says so."""
     add_group(model.get_submodule(layer), name, group, switch)
-    if isinstance(model, PreTrainedModel):
-        give_methods(model)
+    give_methods(model)
 
 
 def train_only(model: nn.Module, name: str) -> None:
@@ -263,8 +269,7 @@ def remove_tokens(model: nn.Module, name: str) -> nn.Module:
     if switch_of(model) is None:
         for parameter in switch.froze:
             parameter.requires_grad_(True)
-        if isinstance(model, PreTrainedModel):
-            take_methods(model)
+        take_methods(model)
     return model
 
 

@@ -26,10 +26,9 @@ from ..growth.plan import find_stack
 from ..io import check_new, read_json, replace_file, write_new
 from ..models import growth_records
 from ..models.blocks import BlockGrowth
-from ..models.group_methods import switch_of
 from ..models.kept_groups import check_name, kept_names
 from ..models.loading import local_folder
-from ..pattention.groups import NORMS, Norm, Switch, TokenGroup, layers_with_groups
+from ..pattention.groups import NORMS, Norm, Switch, TokenGroup, layers_with_groups, switch_of
 from .change import check_free_of_adapters, check_known, check_shares, put_group, train_only
 from .places import place_of
 

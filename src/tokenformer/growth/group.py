@@ -7,13 +7,11 @@ from collections.abc import Mapping
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from ..errors import BadRequestError
-from ..models.group_methods import give_methods, switch_of
-from ..models.kept_groups import check_kept, keep_group
+from ..models.kept_groups import check_kept, give_methods, keep_group
 from ..pattention import pattention_layers
-from ..pattention.groups import Switch, TokenGroup, add_group
+from ..pattention.groups import Switch, TokenGroup, add_group, switch_of
 from .layer import fill_normal, random_stream
 from .plan import GroupGrowth, Growth, check_growable, find_config, layers_called
 
@@ -60,5 +58,4 @@ def grow_group(model: nn.Module, growth: Growth) -> None:
         add_group(layer, group.name, new, switch)
     switch.on = (*switch.on, group.name)
     keep_group(model, group.name, merged=False, what="growth by a token group")
-    if isinstance(model, PreTrainedModel):
-        give_methods(model)
+    give_methods(model)

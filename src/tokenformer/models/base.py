@@ -18,7 +18,7 @@ from ..errors import BadRequestError
 from ..pattention import Pattention, default_tau, record_token_weights
 from .card import write_card
 from .config import TokenFormerBaseConfig
-from .group_methods import give_methods
+from .kept_groups import give_methods
 from .layers import TokenFormerAttention, TokenFormerLayer
 from .side_files import MODEL_KINDS, auto_map, write_loader
 from .unquantised import warn_of_unquantised_tokens

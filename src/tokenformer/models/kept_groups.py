@@ -1,11 +1,13 @@
 """Token groups that are part of a model: noted in its configuration, and built with it, so that they load like weights.
 
 Enters: a TokenFormer. Leaves: the same, with the groups of `config.token_groups` beside its layers; or a configuration
-with one more of them, or one less. Groups that are saved apart are not in it; see groups/.
+with one more of them, or one less. Groups that are saved apart are not in it; see groups/, which also has the methods
+that a model gets while it has groups.
 """
 
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -16,7 +18,28 @@ from ..pattention.groups import Switch, TokenGroup, add_group, layers_with_group
 from .adopted import growth_records
 from .config import TokenFormerBaseConfig
 
+# Makes the class with the methods of groups out of a model's own; groups/methods.py puts it here.
+WITH_METHODS: list[Callable[[Any], Any]] = []
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+class HasGroups:
+    """A class of models with the methods of groups, and the class that it was made of."""
+
+    without_groups: ClassVar[Any]
+
+
+def give_methods(model: nn.Module) -> None:
+    """Let a model of transformers have the methods of groups."""
+    if isinstance(model, PreTrainedModel) and not isinstance(model, HasGroups):
+        for with_methods in WITH_METHODS:
+            model.__class__ = with_methods(type(model))
+
+
+def take_methods(model: nn.Module) -> None:
+    """Make a model what it was."""
+    if isinstance(model, HasGroups):
+        model.__class__ = model.without_groups
 
 
 def put_kept_groups(model: Any) -> None:

@@ -194,6 +194,11 @@ def layers_with_groups(model: nn.Module) -> Iterator[tuple[str, TokenGroups]]:
             yield name, groups
 
 
+def switch_of(model: nn.Module) -> Switch | None:
+    """What decides which groups of a model compute; None if it has none."""
+    return next((groups.switch for _, groups in layers_with_groups(model)), None)
+
+
 def add_group(layer: nn.Module, name: str, group: TokenGroup, switch: Switch) -> None:
     """Put a group beside a layer. It computes as soon as the switch says so."""
     groups = groups_of(layer)

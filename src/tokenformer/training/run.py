@@ -30,10 +30,10 @@ from transformers import TrainerControl, TrainerState, set_seed
 
 from ..data.sources import check_readable
 from ..errors import BadFileError, BadRequestError
+from ..groups.methods import switched_off
 from ..growth import apply_growth
 from ..io import lock, new_folder, read_json, remove_partials, replace_file
 from ..models.card import write_card
-from ..models.group_methods import switched_off
 from ..models.loading import read_model
 from .callbacks import Bar, Metrics, Milestones, Plateau, Signals
 from .checkpoint import checkpoint_step, checkpoints, grow_checkpoint, last_good

@@ -18,13 +18,16 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import BadRequestError
-from ..pattention.groups import Switch, layers_with_groups
+from ..models.kept_groups import WITH_METHODS, HasGroups, give_methods
+from ..pattention.groups import Switch, switch_of
+from .change import check_known, remove_tokens, rows_of, token_groups, tokens_by_row, use_tokens
+from .files import load_tokens, save_groups
 
 Rows = Sequence[str | Sequence[str]]
 REFUSED = "token groups and peft's adapters do not go together; use tokenformer.add_tokens, or remove the groups first"
 
 
-class ModelWithTokens:
+class ModelWithTokens(HasGroups, nn.Module):
     """Named before the model's own class."""
 
     @property
@@ -33,13 +36,7 @@ class ModelWithTokens:
 
         Trainer trains a quantised model, and gives inputs a gradient under checkpointing, only if it has adapters.
         """
-        return not all(facts.kept for facts in self._groups.token_groups(self))
-
-    @property
-    def _groups(self) -> Any:
-        from ..groups import change  # which gives models these methods
-
-        return change
+        return not all(facts.kept for facts in token_groups(self))
 
     def generate(self, *args: Any, adapter_names: Rows | None = None, **kwargs: Any) -> Any:
         """As transformers'; `adapter_names` are the groups of each row."""
@@ -49,7 +46,7 @@ class ModelWithTokens:
         config = kwargs.get("generation_config") or model.generation_config
         keys = ("num_beams", "num_return_sequences")
         copies = max(kwargs.get(key) or getattr(config, key, None) or 1 for key in keys)
-        with self._groups.tokens_by_row(model, [row for row in adapter_names for _ in range(copies)]):
+        with tokens_by_row(model, [row for row in adapter_names for _ in range(copies)]):
             return super().generate(*args, **kwargs)  # type: ignore[misc]
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
@@ -57,8 +54,6 @@ class ModelWithTokens:
 
         If all groups are part of the model, it is written with them.
         """
-        from ..groups.files import save_groups
-
         if not self._hf_peft_config_loaded:
             super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
             return
@@ -68,7 +63,7 @@ class ModelWithTokens:
 
     def set_adapter(self, adapter_name: str | list[str]) -> None:
         """`tokenformer.use_tokens`."""
-        self._groups.use_tokens(self, adapter_name)
+        use_tokens(self, adapter_name)
 
     def active_adapters(self) -> list[str]:
         """The groups that are on."""
@@ -87,15 +82,13 @@ class ModelWithTokens:
     def delete_adapter(self, adapter_names: str | Iterable[str]) -> None:
         """`tokenformer.remove_tokens`."""
         names = [adapter_names] if isinstance(adapter_names, str) else list(adapter_names)
-        self._groups.check_known(self, names)
+        check_known(self, names)
         for name in names:
-            self._groups.remove_tokens(self, name)
+            remove_tokens(self, name)
 
     def load_adapter(self, peft_model_id: str | os.PathLike, adapter_name: str | None = None, **kwargs: Any) -> None:
         """`tokenformer.load_tokens`."""
-        from ..groups.files import load_tokens
-
-        load_tokens(self, peft_model_id, name=adapter_name, trainable=bool(kwargs.get("is_trainable")))  # type: ignore[arg-type]
+        load_tokens(self, peft_model_id, name=adapter_name, trainable=bool(kwargs.get("is_trainable")))
 
     def add_adapter(self, *_: Any, **__: Any) -> None:
         """Refused: peft's adapters and token groups do not go together."""
@@ -103,12 +96,7 @@ class ModelWithTokens:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Pickle finds classes by their names, and ours is made when it is needed.
-        return _remade, (type(self).__mro__[2],), self.__dict__
-
-
-def switch_of(model: nn.Module) -> Switch | None:
-    """What decides which groups of a model compute; None if it has none."""
-    return next((groups.switch for _, groups in layers_with_groups(model)), None)
+        return _remade, (self.without_groups,), self.__dict__
 
 
 @contextmanager
@@ -128,19 +116,6 @@ def _switch(model: Any) -> Switch:
     return switch
 
 
-def give_methods(model: PreTrainedModel) -> None:
-    """Let a model have these methods."""
-    if not isinstance(model, ModelWithTokens):
-        kind: Any = type(model)
-        model.__class__ = _with_tokens(kind)
-
-
-def take_methods(model: PreTrainedModel) -> None:
-    """Make a model what it was."""
-    if isinstance(model, ModelWithTokens):
-        model.__class__ = type(model).__mro__[2]
-
-
 def _remade(kind: type[PreTrainedModel]) -> PreTrainedModel:
     model = kind.__new__(kind)
     nn.Module.__init__(model)
@@ -155,9 +130,13 @@ def _with_tokens(kind: Any) -> Any:
         switch = _switch(self)
         if adapter_names is not None:
             # They stay until the next call: with gradient checkpointing the backward pass computes blocks again.
-            switch.set_rows(self._groups.rows_of(self, adapter_names))
+            switch.set_rows(rows_of(self, adapter_names))
         elif switch.rows is not None and not switch.rows_stay:
             switch.set_rows(None)
         return kind.forward(self, *args, **kwargs)
 
-    return type(kind.__name__, (ModelWithTokens, kind), {"forward": forward, "__module__": kind.__module__})
+    own = {"forward": forward, "without_groups": kind, "__module__": kind.__module__}
+    return type(kind.__name__, (ModelWithTokens, kind), own)
+
+
+WITH_METHODS.append(_with_tokens)
