@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from torch import nn
 from transformers import (
     BertConfig,
@@ -19,6 +20,8 @@ from transformers import (
     LlamaForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
     ViTConfig,
     ViTForImageClassification,
 )
@@ -29,10 +32,12 @@ from tokenformer import (
     Pattention,
     add_tokens,
     adopt,
+    choose_tokens,
     merge_tokens,
     remove_tokens,
     token_groups,
     tokens_by_row,
+    train_tokens,
     use_tokens,
 )
 from tokenformer.pattention.functional import reference
@@ -195,6 +200,118 @@ def test_a_base_of_another_dtype(dtype):
     assert logits(model, adapter_names=["law", "__base__", "law"]).dtype == dtype
 
 
+class TestCallsByRow:
+    """`adapter_names` holds for one call, whoever put a forward of their own before the model's."""
+
+    @pytest.fixture
+    def model(self):
+        return use_tokens(learnt(add_tokens(make("llama"), "law", 4), "law"))
+
+    def test_beneath_the_hooks_of_accelerate(self, model):
+        expected = logits(model, adapter_names=["law", "__base__", "law"])
+        add_hook_to_module(model, AlignDevicesHook(io_same_device=True))
+        assert torch.equal(logits(model, adapter_names=["law", "__base__", "law"]), expected)
+        assert relative_error(expected, logits(model)) > 1e-4
+        remove_tokens(model, "law")
+        assert torch.equal(logits(model), logits(make("llama")))
+
+    def test_it_is_over_with_the_call(self, model):
+        base = model.model(IDS).last_hidden_state
+        logits(model, adapter_names=["law"] * 3)
+        assert torch.equal(model.model(IDS).last_hidden_state, base)
+        with pytest.raises(IndexError):
+            model(IDS + 64, adapter_names=["law"] * 3)
+        assert torch.equal(model.model(IDS).last_hidden_state, base)
+
+    def test_a_call_inside_a_while(self, model):
+        with tokens_by_row(model, ["law", "__base__", "__base__"]):
+            before = logits(model)
+            logits(model, adapter_names=["__base__"] * 3)
+            assert torch.equal(logits(model), before)
+
+    def test_groups_of_a_part_and_of_the_whole(self):
+        model = make("llama")
+        learnt(add_tokens(model.model, "a", 4, where="layers.0.mlp"), "a")
+        learnt(add_tokens(model, "b", 4), "b", 1)
+        alone = logits(use_tokens(model, "a"))
+        use_tokens(model)
+        assert relative_error(logits(model, adapter_names=["a"] * 3), alone) < 1e-6
+
+    @pytest.mark.parametrize("names", [["__base__"], ["law"], ["law", "__base__"], ["law"] * 6])
+    def test_as_many_names_as_rows(self, model, names):
+        for call in (model, model.generate):
+            with pytest.raises(BadRequestError, match=f"the batch has 3 rows, .* given for {len(names)}; give"):
+                call(IDS, adapter_names=names)
+        assert torch.equal(logits(model), logits(make("llama")))
+
+    def test_an_encoder_whose_decoder_has_beams(self):
+        torch.manual_seed(0)
+        config = T5Config(
+            vocab_size=64, d_model=32, d_ff=64, d_kv=8, num_layers=2, num_heads=4, decoder_start_token_id=0
+        )
+        model = T5ForConditionalGeneration(config).eval()
+        learnt(add_tokens(model, "law", 4, where=["*.wo"]), "law")
+        options = {"max_new_tokens": 5, "num_beams": 2, "do_sample": False}
+        alone = {name: use_tokens(model, name).generate(IDS, **options) for name in ("law", ())}
+        mixed = model.generate(IDS, adapter_names=["law", "__base__", "law"], **options)
+        assert torch.equal(mixed[1], alone[()][1])
+        assert torch.equal(mixed[[0, 2]], alone["law"][[0, 2]])
+
+
+class TestChosenByThePrompt:
+    @pytest.fixture
+    def model(self):
+        """Each of two groups has learnt a text."""
+        model = make_tiny()
+        for seed, name in enumerate(("law", "fr")):
+            add_tokens(model, name, 8, where="all", seed=seed)
+            use_tokens(model, name)
+            optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-2)
+            for _ in range(20):
+                model(IDS[[seed]], labels=IDS[[seed]]).loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return use_tokens(model)
+
+    def test_the_likeliest(self, model):
+        assert choose_tokens(model, IDS)[:2] == ["law", "fr"]
+        assert choose_tokens(model, IDS, ["fr"]) == ["fr"] * 3
+        padded = torch.cat([torch.full((3, 4), 7), IDS], dim=1)
+        mask = torch.cat([torch.zeros(3, 4, dtype=torch.long), torch.ones_like(IDS)], dim=1)
+        assert choose_tokens(model, padded, attention_mask=mask)[:2] == ["law", "fr"]
+
+    def test_in_generation(self, model):
+        options = {"max_new_tokens": 6, "do_sample": False}
+        chosen = model.generate(IDS, adapter_names="auto", **options)
+        assert torch.equal(chosen, model.generate(IDS, adapter_names=choose_tokens(model, IDS), **options))
+
+    def test_mistakes(self, model):
+        with pytest.raises(BadRequestError, match=r"names is empty; give names of groups, or __base__"):
+            choose_tokens(model, IDS, [])
+        with pytest.raises(BadRequestError, match=r"input_ids have shape \(9,\); \[prompts, at least 2 positions\]"):
+            choose_tokens(model, IDS[0])
+        with pytest.raises(BadRequestError, match="adapter_names='law' was given; give a list with a name for every"):
+            model.generate(IDS, adapter_names="law")
+        with pytest.raises(BadRequestError, match="no token group 'lwa'; did you mean 'law'"):
+            choose_tokens(model, IDS, ["lwa"])
+
+
+def test_a_second_group_learns_alone():
+    model = add_tokens(add_tokens(make("llama"), "law", 4), "fr", 4)
+    train_tokens(model, "law")
+    assert {name.split(".token_groups.")[1][:3] for name, p in model.named_parameters() if p.requires_grad} == {"law"}
+    model.set_adapter("fr")
+    assert [facts.name for facts in token_groups(model) if facts.trains] == ["fr"]
+
+
+@pytest.mark.parametrize("name", ["train", "forward", "training", "switch", "names", "d_in"])
+def test_names_that_modules_use(name):
+    model = make("llama")
+    with pytest.raises(BadRequestError, match=f"a token group cannot be called '{name}', a word that torch uses"):
+        add_tokens(model, name, 4)
+    assert list(model.state_dict()) == list(make("llama").state_dict())
+
+
 def test_generation_by_row():
     model = make("llama")
     learnt(add_tokens(model, "law", 4), "law")
@@ -208,17 +325,30 @@ def test_generation_by_row():
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_gradient_checkpointing_with_rows(reentrant):
+def test_gradient_checkpointing(reentrant):
     def gradient(model):
-        model.train()
-        learnt(add_tokens(add_tokens(model, "fr", 3), "law", 4), "law")
-        model(IDS, adapter_names=["law", "__base__", "law"], labels=IDS).loss.backward()
+        learnt(add_tokens(model.train(), "law", 4), "law")
+        model(IDS, labels=IDS).loss.backward()
         return model.model.layers[0].mlp.token_groups["law"].key_tokens.grad
 
     plain, checkpointed = make("llama"), make("llama")
     checkpointed.gradient_checkpointing_enable({"use_reentrant": reentrant})
     checkpointed.enable_input_require_grads()
     assert relative_error(gradient(checkpointed), gradient(plain)) < 1e-6
+    with pytest.raises(BadRequestError, match="gradient checkpointing, which computes blocks again later, does not"):
+        checkpointed(IDS, adapter_names=["law", "__base__", "law"])
+    assert logits(checkpointed.eval(), adapter_names=["law", "__base__", "law"]).isfinite().all()
+
+
+def test_rows_learn_each_with_its_group():
+    model = make("llama").double().train()
+    learnt(add_tokens(learnt(add_tokens(model, "fr", 3), "fr"), "law", 4), "law", 1)
+    tokens = model.model.layers[0].mlp.token_groups["law"].key_tokens
+    model(IDS, adapter_names=["law", "fr", "law"], labels=IDS).loss.backward()
+    by_row = tokens.grad.clone()
+    tokens.grad = None
+    use_tokens(model, "law")(IDS[[0, 2]], labels=IDS[[0, 2]]).loss.mul(2 / 3).backward()
+    assert relative_error(by_row, tokens.grad) < 1e-6
 
 
 def test_compiled_and_exported():
@@ -247,6 +377,17 @@ def test_peft_s_names():
     model.enable_adapters()
     model.set_adapter("fr")
     assert model.active_adapters() == ["fr"]
+    assert set(model.get_adapter_state_dict()) == {name for name in model.state_dict() if ".fr." in name}
+    model.disable_adapters()
+    use_tokens(model)
+    model.enable_adapters()
+    assert model.active_adapters() == []
+    use_tokens(model, ["fr", "law"])
+    model.disable_adapters()
+    model.delete_adapter("law")
+    model.enable_adapters()
+    add_tokens(model, "law", 4)
+    assert model.active_adapters() == ["fr", "law"]
     model.delete_adapter(["fr", "law"])
     assert type(model) is LlamaForCausalLM
 

@@ -24,6 +24,7 @@ from tokenformer import (
     ungrow,
     use_tokens,
 )
+from tokenformer.pattention.groups import layers_with_groups
 
 STEPS = [
     {"factor": 2},
@@ -114,8 +115,45 @@ class TestAStepAsAGroup:
         bare = AutoModelForCausalLM.from_pretrained(tmp_path / "bare").eval()
         assert relative_error(logits(bare), logits(make_tiny())) < 1e-5
 
+    @pytest.mark.parametrize("inplace", [False, True])
+    def test_an_optimizer_follows(self, inplace):
+        model = make_tiny().train()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        model(IDS, labels=IDS).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        moments = copy.deepcopy(optimizer.state[model.model.embed_tokens.weight])
+        if inplace:
+            grown = grow(model, 2, as_group="stage-2", inplace=True, optimizer=optimizer)
+        else:
+            grown = grow(model, 2, as_group="stage-2")
+            optimizer = grow_optimizer(optimizer, model, grown)
+        assert {id(p) for group in optimizer.param_groups for p in group["params"]} == {
+            id(p) for p in grown.parameters()
+        }
+        assert torch.equal(optimizer.state[grown.model.embed_tokens.weight]["exp_avg"], moments["exp_avg"])
+        grown(IDS, labels=IDS).loss.backward()
+        optimizer.step()
+        assert all(group["stage-2"].value_tokens.any() for _, group in layers_with_groups(grown))
+
+    def test_it_is_taken_back_like_any_other_step(self):
+        small = make_tiny()
+        model = grow(small, 2)
+        grown = grow(model, 2, as_group="stage-2")
+        assert [step["method"] for step in grown.config.growth_history] == ["rotate", "group"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            back = ungrow(learnt(grown, "stage-2"))
+        assert not token_groups(back)
+        assert type(back) is type(small)
+        assert torch.equal(logits(back), logits(model))
+        assert back.config.to_dict() == model.config.to_dict()
+        assert remove_tokens(grown, "stage-2").config.growth_history == model.config.growth_history
+
     def test_what_cannot_be(self):
         model = make_tiny()
+        with pytest.raises(BadRequestError, match="as_group is given with method, noise or exact"):
+            grow(model, 2, method="zero", as_group="a")
         with pytest.raises(BadRequestError, match="as_group is given with depth"):
             grow(model, 2, depth=4, as_group="a")
         with pytest.raises(BadRequestError, match="cannot be called 'a b'"):
@@ -139,6 +177,18 @@ class TestMergedWithItsOwnNormaliser:
             BadRequestError, match="the token group 'law' is merged: it is part of the model, and always"
         ):
             use_tokens(loaded, "law")
+
+    @pytest.mark.parametrize("norm", ["own", "shared"])
+    def test_then_all_of_the_model_can_be_trained(self, norm):
+        model = make_tiny()
+        model.model.norm.weight.requires_grad_(False)
+        add_tokens(model, "law", 4, norm=norm)
+        merge_tokens(add_tokens(model, "fr", 4), "law")
+        assert {name for name, p in model.named_parameters() if p.requires_grad} == {
+            name for name, _ in model.named_parameters() if ".fr." in name
+        }
+        remove_tokens(model, "fr")
+        assert [name for name, p in model.named_parameters() if not p.requires_grad] == ["model.norm.weight"]
 
     def test_some_layers_of_a_role_cannot_be_appended_to(self):
         model = add_tokens(make_tiny(), "law", 4, where="model.layers.1.ffn", norm="shared")
@@ -180,6 +230,20 @@ class TestUngrow:
         ):
             smaller = ungrow(grown)
         assert smaller.config.num_tokens == make_tiny().config.num_tokens
+
+    def test_one_weight_that_moved_is_noticed(self):
+        grown = grow(make_tiny(), 2)
+        grown.model.embed_tokens.weight.data[-1, -1] += 1
+        with pytest.warns(UserWarning, match="old weights have been trained"):
+            ungrow(grown)
+
+    def test_a_group_beside_new_blocks_goes_with_them(self):
+        deep = grow(make_tiny(), depth=3, new_blocks_at="top")
+        add_tokens(deep, "law", 4, where="model.layers.2.ffn")
+        back = ungrow(deep)
+        assert type(back) is type(make_tiny())
+        assert all(p.requires_grad for p in back.parameters())
+        back(IDS)
 
     def test_one_step_after_another(self):
         model = grow(grow(make_tiny(), 2), depth=3)

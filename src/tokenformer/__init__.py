@@ -12,8 +12,9 @@ ungrow                                     the model before its last growth step
 grow, grow_optimizer                       a larger model that computes exactly what the smaller one did
 parameter_groups                           learning rates that follow the size of a layer
 add_tokens, load_tokens, save_tokens,
-use_tokens, merge_tokens, remove_tokens,
-token_groups, tokens_by_row                named groups of tokens beside the layers of any model
+use_tokens, train_tokens, merge_tokens,
+remove_tokens, token_groups,
+tokens_by_row, choose_tokens               named groups of tokens beside the layers of any model
 adopt                                      a transformers model becomes a TokenFormer that computes the same
 """
 
@@ -27,12 +28,14 @@ from .adoption import adopt
 from .errors import BadFileError, BadRequestError
 from .groups import (
     add_tokens,
+    choose_tokens,
     load_tokens,
     merge_tokens,
     remove_tokens,
     save_tokens,
     token_groups,
     tokens_by_row,
+    train_tokens,
     use_tokens,
 )
 from .growth import Growth, grow, grow_optimizer, parameter_groups, plan_growth, ungrow
@@ -70,6 +73,7 @@ __all__ = [
     "TokenFormerVisionModel",
     "add_tokens",
     "adopt",
+    "choose_tokens",
     "grow",
     "grow_optimizer",
     "load_tokens",
@@ -84,6 +88,7 @@ __all__ = [
     "save_tokens",
     "token_groups",
     "tokens_by_row",
+    "train_tokens",
     "ungrow",
     "use_tokens",
 ]

@@ -1,31 +1,29 @@
-"""add_tokens, use_tokens, remove_tokens, merge_tokens: what is done with the token groups of a model in memory.
+"""add_tokens, use_tokens, train_tokens, merge_tokens, remove_tokens: the token groups of a model in memory.
 
 Enters: any torch model. Leaves: the same model, changed in place; or a one-line error, with nothing changed.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from ..errors import BadRequestError, did_you_mean
-from ..growth.layer import fill_normal, random_stream, rms
+from ..growth.layer import fill_normal, random_stream, replace_data, rms
 from ..models import TokenFormerBaseConfig, growth_records
 from ..models.kept_groups import (
     check_kept,
     check_name,
-    forget_group,
     give_methods,
     keep_group,
     kept_names,
-    take_methods,
+    remove_group,
+    thaw_if_whole,
 )
 from ..pattention import Pattention, pattention_layers
 from ..pattention.functional import ACTIVATIONS
 from ..pattention.groups import (
-    BASE,
     NORMS,
     Norm,
     Switch,
@@ -33,7 +31,6 @@ from ..pattention.groups import (
     add_group,
     layers_with_groups,
     switch_of,
-    take_away,
 )
 from .places import Place, places, refuse_identities
 
@@ -109,9 +106,7 @@ def add_tokens(
         group = _new_group(model.get_submodule(layer), place, count, norm, dtype)
         _draw(group, model.get_submodule(layer), random_stream(seed, f"{layer}/{name}"))
         put_group(model, layer, name, group, switch)
-    switch.on = (*switch.on, name)
-    train_only(model, name)
-    return model
+    return train_tokens(model, name)
 
 
 def _wanted(
@@ -185,25 +180,6 @@ def put_group(model: nn.Module, layer: str, name: str, group: TokenGroup, switch
     give_methods(model)
 
 
-def train_only(model: nn.Module, name: str) -> None:
-    """Let one group learn and nothing else."""
-    switch = switch_of(model)
-    assert switch is not None
-    theirs = {p for _, groups in layers_with_groups(model) for p in groups.parameters()}
-    for parameter in model.parameters():
-        if parameter.requires_grad and parameter not in theirs:
-            switch.froze.append(parameter)
-        parameter.requires_grad_(False)
-    for _, groups in layers_with_groups(model):
-        if name in groups:
-            groups[name].requires_grad_(True)
-
-
-def known_names(model: nn.Module) -> list[str]:
-    """The names of a model's groups, the oldest first."""
-    return [facts.name for facts in token_groups(model)]
-
-
 def check_known(model: nn.Module, names: Iterable[str]) -> None:
     """Refuse a group that a model does not have, or that is merged."""
     groups = token_groups(model)
@@ -222,54 +198,30 @@ def use_tokens(model: nn.Module, names: str | Iterable[str] = ()) -> nn.Module:
     check_known(model, wanted)
     switch = switch_of(model)
     if switch is not None:
-        switch.on = tuple(wanted)
-        switch.set_rows(None)
+        switch.on, switch.was_on = tuple(wanted), ()
     return model
 
 
-@contextmanager
-def tokens_by_row(model: nn.Module, names: Sequence[str | Sequence[str]]) -> Iterator[None]:
-    """Within the `with`, row i of every batch has the groups names[i]: one, several, or `__base__` for none."""
+def train_tokens(model: nn.Module, name: str) -> nn.Module:
+    """Let one group learn, and nothing else. It is switched on, with those that are."""
+    check_known(model, [name])
     switch = switch_of(model)
-    rows = rows_of(model, names)
-    if switch is None:
-        yield
-        return
-    before = switch.rows, switch.rows_stay
-    switch.set_rows(rows)
-    switch.rows_stay = True
-    try:
-        yield
-    finally:
-        switch.set_rows(before[0])
-        switch.rows_stay = before[1]
-
-
-def rows_of(model: nn.Module, names: Sequence[str | Sequence[str]]) -> list[list[str]]:
-    """The groups of each row, as lists."""
-    rows = [[row] if isinstance(row, str) else list(row) for row in names]
-    rows = [[name for name in row if name != BASE] for row in rows]
-    check_known(model, dict.fromkeys(name for row in rows for name in row))
-    return rows
+    assert switch is not None
+    own = {id(p) for _, groups in layers_with_groups(model) for p in groups.parameters()}
+    if switch.held is None:
+        switch.held = [p for p in model.parameters() if not p.requires_grad and id(p) not in own]
+    model.requires_grad_(False)
+    for _, groups in layers_with_groups(model):
+        if name in groups:
+            groups[name].requires_grad_(True)
+    switch.turn_on(name)
+    return model
 
 
 def remove_tokens(model: nn.Module, name: str) -> nn.Module:
     """Take a group away. With the last one what `add_tokens` froze can be trained again."""
     check_known(model, [name])
-    switch = switch_of(model)
-    assert switch is not None
-    switch.on = tuple(one for one in switch.on if one != name)
-    switch.set_rows(None)
-    forget_group(model, name)
-    for layer, groups in list(layers_with_groups(model)):
-        if name in groups:
-            delattr(groups, name)
-        if not groups.names():
-            take_away(model.get_submodule(layer))
-    if switch_of(model) is None:
-        for parameter in switch.froze:
-            parameter.requires_grad_(True)
-        take_methods(model)
+    remove_group(model, name)
     return model
 
 
@@ -278,25 +230,30 @@ def merge_tokens(model: nn.Module, name: str) -> nn.Module:
     """Make a group part of the model for good: always on, saved with it, and no old weight is touched.
 
     Tokens with norm="shared" are appended to those of their layers, as if the model had grown by them. Those with a
-    normaliser of their own stay beside them, for which the model must be a TokenFormer.
+    normaliser of their own stay beside them, for which the model must be a TokenFormer. Then the group is trained when
+    the base is: with no other group left, all of the model can be.
     """
     check_known(model, [name])
     (facts,) = [facts for facts in token_groups(model) if facts.name == name]
-    if facts.norm == "own":
-        check_kept(model, "merge_tokens")
-        switch = switch_of(model)
-        assert switch is not None
-        keep_group(model, name, merged=True, what="merge_tokens")
-        switch.on, switch.merged = tuple(one for one in switch.on if one != name), (*switch.merged, name)
-        switch.set_rows(None)
-        return model
-    _check_even(model, facts)
-    for layer, groups in layers_with_groups(model):
+    if facts.norm == "shared":
+        _check_even(model, facts)
+        for layer, groups in layers_with_groups(model):
+            if name in groups:
+                _append(model.get_submodule(layer), groups[name])
+        for part, record in growth_records(model):
+            record.record_growth(part, {"method": "merge", "seed": 0, "noise": 0.0})
+        return remove_tokens(model, name)
+    check_kept(model, "merge_tokens")
+    keep_group(model, name, merged=True, what="merge_tokens")
+    switch = switch_of(model)
+    assert switch is not None
+    switch.forget(name)
+    switch.merged = (*switch.merged, name)
+    for _, groups in layers_with_groups(model):
         if name in groups:
-            _append(model.get_submodule(layer), groups[name])
-    for part, record in growth_records(model):
-        record.record_growth(part, {"method": "merge", "seed": 0, "noise": 0.0})
-    return remove_tokens(model, name)
+            groups[name].requires_grad_(False)
+    thaw_if_whole(model, switch)
+    return model
 
 
 def _check_even(model: nn.Module, facts: GroupFacts) -> None:
@@ -316,8 +273,6 @@ def _append(module: nn.Module, group: TokenGroup) -> None:
     assert isinstance(module, Pattention)
     for own in ("key_tokens", "value_tokens"):
         old: nn.Parameter = getattr(module, own)
-        joined = torch.cat([old, getattr(group, own).to(old.dtype)])
-        setattr(module, own, nn.Parameter(joined, requires_grad=old.requires_grad))
+        replace_data(old, torch.cat([old, getattr(group, own).to(old.dtype)]))
     if module.key_bias is not None:
-        zeros = module.key_bias.new_zeros(group.num_tokens)
-        module.key_bias = nn.Parameter(torch.cat([module.key_bias, zeros]), requires_grad=module.key_bias.requires_grad)
+        replace_data(module.key_bias, torch.cat([module.key_bias, module.key_bias.new_zeros(group.num_tokens)]))

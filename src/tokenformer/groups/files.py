@@ -10,6 +10,7 @@ group; or a one-line error, with nothing changed. Pickles are not read.
 
 import json
 import os
+import warnings
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -17,27 +18,20 @@ from typing import Any
 
 import torch
 from huggingface_hub import ModelCard, ModelCardData
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..errors import BadFileError, BadRequestError, did_you_mean
-from ..growth.plan import find_stack
 from ..io import check_new, read_json, replace_file, write_new
-from ..models import growth_records
-from ..models.blocks import BlockGrowth
-from ..models.kept_groups import check_name, kept_names
+from ..models.kept_groups import check_name
 from ..models.loading import local_folder
-from ..pattention.groups import NORMS, Norm, Switch, TokenGroup, layers_with_groups, switch_of
-from .change import check_free_of_adapters, check_known, check_shares, put_group, train_only
-from .places import place_of
+from ..pattention.groups import Norm, Switch, TokenGroup, layers_with_groups, switch_of
+from .base import called_now, note_base, refuse_another_base
+from .change import check_free_of_adapters, check_known, check_shares, put_group, token_groups, train_tokens
+from .places import device_of, place_of
+from .reading import CONFIG_FILE, PARTS, TYPE, WEIGHTS_FILE, read_facts, read_tensors, tensor_name
 
-CONFIG_FILE, WEIGHTS_FILE, INDEX_FILE = "adapter_config.json", "tokens.safetensors", "model.safetensors.index.json"
-TYPE = "TOKENS"
-PARTS = ("key_tokens", "value_tokens", "tau")
-# Entries of the embedding that tell one base from another, and how far they may differ: casting rounds them.
-ROWS, COLUMNS = (1, 2, 3, 5, 8, 13, 21, 34), 8
-TOLERANCE = 2**-6
+CARD_FILE, INDEX_FILE = "README.md", "model.safetensors.index.json"
 CARD = """\
 # {name}
 
@@ -58,34 +52,81 @@ def save_tokens(model: nn.Module, name: str, folder: str | os.PathLike) -> Path:
     check_new(target)
     with write_new(target) as (partial,):
         partial.mkdir()
-        _write(model, name, partial, _tensors(model, name))
+        _write(model, name, partial, group_tensors(model, name))
     return target
 
 
-def save_groups(model: Any, folder: str | os.PathLike, state_dict: Mapping[str, Tensor] | None, *, write: bool) -> None:
-    """What `save_pretrained` and Trainer write: the groups that are on, or all if none is.
+def save_groups(
+    model: Any,
+    folder: str | os.PathLike,
+    state_dict: Mapping[str, Tensor] | None = None,
+    *,
+    write: bool = True,
+    push_to_hub: bool = False,
+) -> None:
+    """What `save_pretrained` and Trainer write: the group that trains; if none does, those that are on, or all.
 
     `state_dict` is the model's, gathered by those who trained it on several devices. The index beside several, or one,
     is how Trainer finds weights when it resumes.
     """
-    switch = switch_of(model)
-    assert switch is not None
-    kept, every = kept_names(model), (name for _, groups in layers_with_groups(model) for name in groups.names())
-    apart = [name for name in dict.fromkeys(every) if name not in kept]
-    names = [name for name in apart if name in switch.on] or apart
+    target = Path(folder)
+    if push_to_hub:
+        raise BadRequestError("save_pretrained: save the groups, and upload their folder: hf upload NAME FOLDER")
+    groups = [facts for facts in token_groups(model) if not facts.kept]
+    names = [facts.name for facts in groups if facts.trains] or [facts.name for facts in groups if facts.on]
+    names = names or [facts.name for facts in groups]
+    _check_free(target, names)
+    if not write:
+        return
+    if hasattr(model, "last_growth"):
+        warnings.warn(
+            "save_pretrained: the model has grown since it was loaded, and only its token groups are saved; to save it "
+            "too, copy it, remove_tokens its groups and save_pretrained the copy elsewhere",
+            stacklevel=3,
+        )
+    before = _saved_before(target)
     places: dict[str, str] = {}
-    for name in names if write else ():
-        target = Path(folder) if len(names) == 1 else Path(folder) / name
-        target.mkdir(parents=True, exist_ok=True)
-        tensors = _tensors(model, name, state_dict)
-        _write(model, name, target, tensors)
-        places |= dict.fromkeys(tensors, str((target / WEIGHTS_FILE).relative_to(folder)))
-    if write:
-        index = {"metadata": {"format": "pt"}, "weight_map": places}
-        replace_file(Path(folder) / INDEX_FILE, json.dumps(index, indent=2) + "\n")
+    for name in names:
+        own = target if len(names) == 1 else target / name
+        own.mkdir(parents=True, exist_ok=True)
+        tensors = group_tensors(model, name, state_dict)
+        _write(model, name, own, tensors)
+        places |= dict.fromkeys(tensors, (own / WEIGHTS_FILE).relative_to(target).as_posix())
+    index = {"metadata": {"format": "pt"}, "weight_map": places}
+    replace_file(target / INDEX_FILE, json.dumps(index, indent=2) + "\n")
+    for weights in before - set(places.values()):
+        _remove_group((target / weights).parent)
 
 
-def _tensors(model: nn.Module, name: str, state_dict: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+def _check_free(folder: Path, names: list[str]) -> None:
+    """Refuse a folder where groups would be in the way of something else, or something else in theirs."""
+    weights = [*folder.glob("model*.safetensors"), *folder.glob("pytorch_model*.bin")]
+    if weights and (folder / "config.json").exists():
+        raise BadRequestError(
+            f"{folder} holds a model, which could not be loaded any more with its token groups beside it; save them in "
+            f"another folder, as {folder / names[0]}"
+        )
+    if len(names) > 1 and (folder / CONFIG_FILE).exists() and WEIGHTS_FILE not in _saved_before(folder):
+        raise BadRequestError(f"{folder} holds an adapter, and {len(names)} token groups cannot be saved in it")
+
+
+def _saved_before(folder: Path) -> set[str]:
+    """The files of weights that an earlier `save_groups` wrote in a folder."""
+    try:
+        named = set(read_json(folder / INDEX_FILE)["weight_map"].values())
+    except (BadFileError, KeyError, TypeError, AttributeError):  # there is none, or it is of something else
+        return set()
+    return {path.relative_to(folder).as_posix() for path in folder.glob(f"**/{WEIGHTS_FILE}")} & named
+
+
+def _remove_group(folder: Path) -> None:
+    for name in (CONFIG_FILE, WEIGHTS_FILE, CARD_FILE):
+        (folder / name).unlink(missing_ok=True)
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def group_tensors(model: nn.Module, name: str, state_dict: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
     """Those of a group, by their names in the model."""
     found = state_dict
     if found is None:
@@ -101,17 +142,13 @@ def _tensors(model: nn.Module, name: str, state_dict: Mapping[str, Tensor] | Non
 
 def _write(model: nn.Module, name: str, folder: Path, tensors: dict[str, Tensor]) -> None:
     groups = {layer: each[name] for layer, each in layers_with_groups(model) if name in each}
-    config, first = getattr(model, "config", None), next(iter(groups.values()))
+    config, first, base = getattr(model, "config", None), next(iter(groups.values())), note_base(model, name)
     facts = {
         "peft_type": TYPE,
         "library_name": "tokenformer",
         "version": version("tokenformer"),
         "base_model_name_or_path": getattr(config, "name_or_path", "") or None,
-        "base": {
-            "model_type": getattr(config, "model_type", None),
-            "blocks": getattr(config, "num_hidden_layers", None),
-            "fingerprint": fingerprint(model),
-        },
+        "base": base,
         "name": name,
         "norm": first.norm,
         "layers": {layer: group.num_tokens for layer, group in groups.items()},
@@ -120,27 +157,14 @@ def _write(model: nn.Module, name: str, folder: Path, tensors: dict[str, Tensor]
     }
     save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
     replace_file(folder / CONFIG_FILE, json.dumps(facts, indent=2) + "\n")
-    count, base = sum(group.num_tokens for group in groups.values()), facts["base_model_name_or_path"]
-    card = ModelCardData(library_name="tokenformer", base_model=_on_hub(base), tags=["token-group"])
-    text = CARD.format(name=name, count=count, base=base or f"a {facts['base']['model_type']} model")  # type: ignore[index]
-    replace_file(folder / "README.md", str(ModelCard(f"---\n{card.to_yaml()}\n---\n\n{text}")))
+    count, source = sum(group.num_tokens for group in groups.values()), facts["base_model_name_or_path"]
+    card = ModelCardData(library_name="tokenformer", base_model=_on_hub(source), tags=["token-group"])
+    text = CARD.format(name=name, count=count, base=source or f"a {base['model_type']} model")
+    replace_file(folder / CARD_FILE, str(ModelCard(f"---\n{card.to_yaml()}\n---\n\n{text}")))
 
 
 def _on_hub(base: Any) -> str | None:
     return base if isinstance(base, str) and base.count("/") == 1 and not Path(base).exists() else None
-
-
-@torch.no_grad()
-def fingerprint(model: nn.Module) -> list[float] | None:
-    """A few entries of the embedding; None if there is none, or it is quantised or has no numbers."""
-    embedding = getattr(model, "get_input_embeddings", lambda: None)()
-    weight = getattr(embedding, "weight", None)
-    if weight is None or weight.is_meta or not weight.is_floating_point() or weight.dim() < 2:
-        return None
-    flat = weight.detach().flatten(1)
-    rows = [row for row in ROWS if row < flat.shape[0]]
-    step = max(1, flat.shape[1] // COLUMNS)
-    return [float(f"{value:.5g}") for value in flat[rows, ::step][:, :COLUMNS].double().flatten().tolist()]
 
 
 def load_tokens(
@@ -158,92 +182,25 @@ def load_tokens(
         folder: what `save_tokens` wrote; or its name on the Hub.
         name: what to call it here; as it was called unless given.
         trainable: let it, and nothing else, learn.
-        check_base: refuse a model whose embedding is another than that of the base.
+        check_base: refuse a model with other blocks, other groups that are part of it, or other numbers than the base.
     """
     source = local_folder(folder)
     facts = read_facts(source)
     name = facts["name"] if name is None else name
     check_name(model, name)
     check_free_of_adapters(model)
-    tensors = _read_tensors(source, facts)
+    tensors = read_tensors(source, facts)
     if check_base:
-        _check_base(model, source, facts)
-    now = {layer: _called_now(model, layer, facts) for layer in facts["layers"]}
+        refuse_another_base(model, source, facts["base"])
+    now = {layer: called_now(model, layer, facts["base"]) for layer in facts["layers"]}
     groups = {now[layer]: _group(model, layer, now[layer], source, facts, tensors) for layer in facts["layers"]}
     switch = switch_of(model) or Switch()
     for layer, group in groups.items():
         put_group(model, layer, name, group, switch)
-    switch.on = (*switch.on, name)
+    switch.turn_on(name)
     if trainable:
-        train_only(model, name)
+        train_tokens(model, name)
     return model
-
-
-def read_facts(folder: Path) -> dict[str, Any]:
-    """What a saved group says of itself."""
-    path = folder / CONFIG_FILE
-    if not path.is_file():
-        raise BadRequestError(f"{folder} is not a token group: it has no {CONFIG_FILE}; save_tokens writes one")
-    facts = read_json(path)
-    if not isinstance(facts, dict) or facts.get("peft_type") != TYPE:
-        kind = facts.get("peft_type") if isinstance(facts, dict) else None
-        raise BadRequestError(f"{path} is of a {kind or 'foreign'} adapter, not of a token group; load it with peft")
-    layers, name = facts.get("layers"), facts.get("name")
-    whole = isinstance(layers, dict) and layers and all(type(n) is int and n > 0 for n in layers.values())
-    if not whole or not isinstance(name, str) or facts.get("norm") not in NORMS:
-        raise BadFileError(f"{path} is damaged: name, norm or layers are missing; save the group again")
-    return facts
-
-
-def _read_tensors(folder: Path, facts: Mapping[str, Any]) -> dict[str, Tensor]:
-    path = folder / WEIGHTS_FILE
-    if not path.is_file():
-        pickles = [each.name for each in folder.glob("*") if each.suffix in (".bin", ".pt", ".pth", ".pkl")]
-        why = f"; {pickles[0]} is a pickle, which can run any program and is not read" if pickles else ""
-        raise BadFileError(f"{folder} has no {WEIGHTS_FILE}{why}")
-    try:
-        tensors = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise BadFileError(f"{path} cannot be read: {error}") from error
-    for layer in facts["layers"]:
-        for part in PARTS:
-            if _key(layer, facts, part) not in tensors:
-                raise BadFileError(f"{path} is damaged: {_key(layer, facts, part)} is missing; save the group again")
-    return tensors
-
-
-def _key(layer: str, facts: Mapping[str, Any], part: str) -> str:
-    return f"{layer}.token_groups.{facts['name']}.{part}"
-
-
-def _check_base(model: nn.Module, folder: Path, facts: Mapping[str, Any]) -> None:
-    """Refuse another family, and another model of the family."""
-    base = facts.get("base") or {}
-    ours = getattr(getattr(model, "config", None), "model_type", None)
-    if base.get("model_type") != ours:
-        raise BadRequestError(
-            f"{folder} was trained beside a {base.get('model_type')} model, and this is a {ours} model; load that one"
-        )
-    theirs, here = base.get("fingerprint"), fingerprint(model)
-    if theirs is None or here is None:
-        return
-    largest = max(map(abs, theirs), default=0.0)
-    if len(theirs) != len(here) or any(abs(a - b) > TOLERANCE * largest for a, b in zip(theirs, here, strict=True)):
-        raise BadRequestError(
-            f"{folder} was trained beside another base: the embedding of this model is not its; load that one, or pass "
-            "check_base=False if it was trained on"
-        )
-
-
-def _called_now(model: nn.Module, layer: str, facts: Mapping[str, Any]) -> str:
-    """What a layer is called in a model that has grown in depth since."""
-    blocks = (facts.get("base") or {}).get("blocks")
-    for _, record in growth_records(model):
-        for step in record.growth_history or []:
-            growth = BlockGrowth(**step["blocks"]) if "blocks" in step else None
-            if growth is not None and growth.before == blocks:
-                layer, blocks = growth.moved(layer, find_stack(model)[0]), growth.after
-    return layer
 
 
 def _group(
@@ -256,21 +213,20 @@ def _group(
             f"{folder} has tokens for {layer!r}, which this model does not have; {did_you_mean(layer, modules)}"
         )
     module, place = modules[layer], place_of(model, layer)
-    keys, values = (tensors[_key(saved, facts, part)] for part in PARTS[:2])
+    keys, values = (tensors[tensor_name(saved, facts, part)] for part in PARTS[:2])
     count = facts["layers"][saved]
     if keys.shape != (count, place.d_in) or values.shape != (count, place.d_out):
         raise BadRequestError(
             f"{folder} has keys {tuple(keys.shape)} and values {tuple(values.shape)} for {layer!r}, which is "
             f"{place.d_in} to {place.d_out} wide here; it belongs to another model"
         )
-    kind = facts.get("kinds", {}).get(saved, place.kind)
+    kind = facts["kinds"][saved]
     norm: Norm = "shared" if facts["norm"] == "shared" else "own"
     if norm == "shared":
         check_shares(layer, module, place.kind)
         if kind != place.kind:
             raise BadRequestError(f"{folder} shares the normaliser of kind {kind}, and {layer!r} is of {place.kind}")
-    first = next(module.parameters(), None)
-    with torch.device("cpu" if first is None else first.device):
+    with torch.device(device_of(module) or "cpu"):
         group = TokenGroup(place.d_in, place.d_out, count, kind, norm, dtype=keys.dtype)
-    group.load_state_dict({part: tensors[_key(saved, facts, part)] for part in PARTS})
+    group.load_state_dict({part: tensors[tensor_name(saved, facts, part)] for part in PARTS})
     return group.requires_grad_(False)

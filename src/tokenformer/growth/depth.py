@@ -49,10 +49,12 @@ def _copied(block: nn.Module) -> nn.Module:
     switches = [groups.switch for _, groups in layers_with_groups(block)]
     shared += switches
     new = copy.deepcopy(block, {id(each): each for each in shared})
+    if switches and switches[0].held is not None:
+        held = {id(parameter) for parameter in switches[0].held}
+        pairs = zip(block.parameters(), new.parameters(), strict=True)
+        switches[0].held += [made for parameter, made in pairs if id(parameter) in held]
     for name, _ in list(layers_with_groups(new)):
         take_away(new.get_submodule(name))
-    if switches:  # what is frozen beside groups can be trained again when they go
-        switches[0].froze += new.parameters()
     new.zero_grad(set_to_none=True)
     return new
 

@@ -56,6 +56,6 @@ def grow_group(model: nn.Module, growth: Growth) -> None:
         if not tokens.is_meta:
             fill_normal(new.key_tokens, layer.d_in**-0.5, random_stream(growth.seed, f"{name}/{group.name}"))
         add_group(layer, group.name, new, switch)
-    switch.on = (*switch.on, group.name)
+    switch.turn_on(group.name)
     keep_group(model, group.name, merged=False, what="growth by a token group")
     give_methods(model)

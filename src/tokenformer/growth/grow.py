@@ -88,9 +88,12 @@ def grow(
     )
     if as_group is not None:
         check_name(model, as_group)
+        if method is not None or noise != 1.0 or not exact:
+            raise BadRequestError(
+                "grow: as_group is given with method, noise or exact; a group always has random keys and values of "
+                "zero, so leave them out"
+            )
         growth = group_growth(growth, as_group)
-        if optimizer is not None:
-            raise BadRequestError("grow: as_group is given with optimizer; make a new one, or add the new parameters")
     return apply_growth(model, growth, inplace=inplace, optimizer=optimizer)
 
 
@@ -106,11 +109,6 @@ def apply_growth(model: Model, growth: Growth, *, inplace: bool = False, optimiz
             )
         check_optimizer(optimizer, model, growth)
     model = model if inplace else copy.deepcopy(model)
-    if growth.group is not None:
-        grow_group(model, growth)
-        model.zero_grad(set_to_none=True)
-        model.last_growth = growth  # type: ignore[assignment]
-        return model
     marks = {id(part): mark(part) for part, _ in growth_records(model)}
     layers = dict(pattention_layers(model))
     for name in growth.layers:
@@ -118,6 +116,8 @@ def apply_growth(model: Model, growth: Growth, *, inplace: bool = False, optimiz
     model.zero_grad(set_to_none=True)
     if growth.depth is not None:
         grow_depth(model, growth)
+    if growth.group is not None:
+        grow_group(model, growth)
     for part, record in growth_records(model):
         record.record_growth(part, {**growth.to_record(), "mark": marks[id(part)]})
     model.last_growth = growth  # type: ignore[assignment]

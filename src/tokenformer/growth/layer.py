@@ -41,10 +41,10 @@ def grow_layer(name: str, layer: Pattention, growth: Growth) -> None:
             new_keys[split_at:] = _rotations(keys, step.appended, generator)
             new_values[split_at:] = 0
     if layer.key_bias is not None:
-        _replace_data(layer.key_bias, new_keys[:, -1].clone())
+        replace_data(layer.key_bias, new_keys[:, -1].clone())
         new_keys = new_keys[:, :-1].contiguous()
-    _replace_data(layer.key_tokens, new_keys)
-    _replace_data(layer.value_tokens, new_values)
+    replace_data(layer.key_tokens, new_keys)
+    replace_data(layer.value_tokens, new_values)
     layer.tau = tau
 
 
@@ -109,7 +109,8 @@ def random_stream(seed: int, name: str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
-def _replace_data(parameter: Tensor, data: Tensor) -> None:
+def replace_data(parameter: Tensor, data: Tensor) -> None:
+    """Give a parameter other numbers, of any shape. It stays the same object."""
     parameter.grad = None
     # A loss that is still alive holds a gradient accumulator with the old shape; a change of dtype drops it.
     other = torch.float16 if parameter.dtype != torch.float16 else torch.float32

@@ -68,7 +68,15 @@ class GroupGrowth:
 
     def has(self, parameter: str) -> bool:
         """Whether a parameter or its module, by name, is of this group."""
-        return f".token_groups.{self.name}." in f"{parameter}."
+        return self._sign in f"{parameter}."
+
+    def beside(self, parameter: str) -> str:
+        """The parameter of the layer beside which one of this group stands."""
+        return parameter.replace(self._sign, ".")
+
+    @property
+    def _sign(self) -> str:
+        return f".token_groups.{self.name}."
 
 
 @dataclass(frozen=True)
@@ -96,8 +104,10 @@ class Growth:
     def origin(self, name: str) -> tuple[str, bool]:
         """What a module or parameter of the grown model was called before, and whether its block is new.
 
-        The name of one in a new block is that of what it is made from.
+        The name of one in a new block is that of what it is made from; in a new group, that of what it is beside.
         """
+        if self.group is not None and self.group.has(name):
+            return self.group.beside(name), True
         if self.depth is None or not name.startswith(f"{self.depth.stack}."):
             return name, False
         block, _, rest = name.removeprefix(f"{self.depth.stack}.").partition(".")
@@ -117,6 +127,8 @@ class Growth:
         if self.depth is not None:
             step["blocks"] = asdict(self.depth)
             del step["blocks"]["stack"]
+        if self.group is not None:
+            step["group"] = self.group.name
         return step
 
     def to_dict(self) -> dict[str, Any]:

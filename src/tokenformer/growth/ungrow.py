@@ -11,6 +11,7 @@ import copy
 import hashlib
 import math
 import warnings
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -19,12 +20,15 @@ from torch import Tensor, nn
 from ..errors import BadRequestError
 from ..models import TokenFormerBaseConfig, growth_records
 from ..models.blocks import BlockGrowth
+from ..models.kept_groups import remove_group
 from ..pattention import Pattention, pattention_layers
+from ..pattention.groups import layers_with_groups
+from .layer import replace_data
 from .plan import LayerGrowth, find_stack, key_size
 
 Model = TypeVar("Model", bound=nn.Module)
-# Of every parameter so many numbers are looked at, to tell whether it has moved: a training step moves all of them.
-LOOKED_AT = 16
+# Integers as wide as numbers of so many bytes.
+WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def ungrow(model: Model, *, inplace: bool = False) -> Model:
@@ -44,6 +48,9 @@ def ungrow(model: Model, *, inplace: bool = False) -> Model:
     if not inplace:
         model = copy.deepcopy(model)
         part, config = _grown(model)
+        step = config.growth_history[-1]  # type: ignore[index]
+    if "group" in step:
+        remove_group(model, step["group"])
     if "blocks" in step:
         _remove_blocks(model, config, BlockGrowth(**step["blocks"]))
     for name, layer in pattention_layers(model):
@@ -52,7 +59,7 @@ def ungrow(model: Model, *, inplace: bool = False) -> Model:
             _shorten(layer, step["before"][role], step["method"])
     for role, count in step["before"].items():
         setattr(config, f"{role}_tokens", count)
-    config.growth_history = config.growth_history[:-1] or None  # type: ignore[index]
+    config.growth_history = [one for one in config.growth_history or [] if one is not step] or None
     model.zero_grad(set_to_none=True)
     if hasattr(model, "last_growth"):
         del model.last_growth
@@ -61,14 +68,14 @@ def ungrow(model: Model, *, inplace: bool = False) -> Model:
 
 
 def mark(model: nn.Module) -> str | None:
-    """A digest of a few numbers of every parameter; None where there are none."""
+    """A digest of the sums over every parameter's bits, those of groups left out; None where there are no numbers."""
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         if parameter.is_meta:
             return None
         if ".token_groups." not in name:
-            few = parameter.detach().flatten()[:LOOKED_AT]
-            digest.update(few.to("cpu", torch.float32).numpy().tobytes())
+            bits = parameter.detach().contiguous().view(WORDS[parameter.element_size()])
+            digest.update(f"{name} {bits.sum(dtype=torch.int64).item()} ".encode())
     return digest.hexdigest()[:16]
 
 
@@ -94,7 +101,11 @@ def _grown(model: nn.Module) -> tuple[nn.Module, TokenFormerBaseConfig]:
 
 def _remove_blocks(model: nn.Module, config: TokenFormerBaseConfig, growth: BlockGrowth) -> None:
     _, stack = find_stack(model)
-    old = [block for block, (_, new) in zip(list(stack), growth.origins, strict=True) if not new]
+    places = list(zip(stack, growth.origins, strict=True))
+    old = [block for block, (_, is_new) in places if not is_new]
+    new = [block for block, (_, is_new) in places if is_new]
+    for name in _groups(new) - _groups(old):
+        remove_group(model, name)
     for index, block in enumerate(old):
         for module in block.modules():
             if hasattr(module, "layer_idx"):
@@ -113,6 +124,10 @@ def _remove_blocks(model: nn.Module, config: TokenFormerBaseConfig, growth: Bloc
         group["layers"] = moved
 
 
+def _groups(blocks: Iterable[nn.Module]) -> set[str]:
+    return {name for block in blocks for _, groups in layers_with_groups(block) for name in groups.names()}
+
+
 def _places(growth: BlockGrowth) -> list[int]:
     """Where the old blocks are in the grown model."""
     return [place for place, (_, new) in enumerate(growth.origins) if not new]
@@ -124,7 +139,7 @@ def _shorten(layer: Pattention, count: int, method: str) -> None:
     for name in ("key_tokens", "value_tokens", "key_bias"):
         old: Tensor | None = getattr(layer, name)
         if old is not None:
-            setattr(layer, name, nn.Parameter(old[:count].clone(), requires_grad=old.requires_grad))
+            replace_data(old, old[:count].clone())
     if step.rotated or method == "random":
         # Growth by random set tau to √n of the new size, as if it had been √n before.
         layer.tau = layer.tau / math.sqrt(step.after / step.before)

@@ -79,8 +79,6 @@ class TokenModelMixin:
         quantizer = getattr(model, "hf_quantizer", None)
         if quantizer is not None:
             warn_of_unquantised_tokens(model, type(quantizer.quantization_config).__name__)
-        if getattr(model.config, "token_groups", None):
-            give_methods(model)
         return loaded
 
     def save_pretrained(
@@ -123,6 +121,12 @@ class TokenFormerPreTrainedModel(TokenModelMixin, PreTrainedModel):
     _supports_attention_backend = True
     _can_compile_fullgraph = True
     _can_record_outputs = {"hidden_states": TokenFormerLayer, "attentions": TokenFormerAttention}
+
+    def post_init(self) -> None:
+        """As in transformers; a model that is built with token groups has their methods."""
+        super().post_init()
+        if self.config.token_groups:
+            give_methods(self)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

@@ -213,6 +213,8 @@ def _growth_step(step: dict[str, Any], config: TokenFormerBaseConfig | None = No
     elif step["before"] != step["after"]:
         counts = f"{_counts(config, step['before'])} -> {_counts(config, step['after'])}"
         parts.append(f"{step['method']} (seed {step['seed']}): {counts}")
+    if "group" in step:
+        parts.append(f"token group {step['group']} (seed {step['seed']})")
     if blocks is not None:
         where = blocks["new_blocks_at"].replace("_", " ")
         parts.append(f"{blocks['before']} -> {blocks['after']} blocks ({blocks['new_blocks']}, {where})")

@@ -7,39 +7,77 @@ that a model gets while it has groups.
 
 import re
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, NamedTuple
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import BadRequestError
 from ..pattention import Pattention
-from ..pattention.groups import Switch, TokenGroup, add_group, layers_with_groups
+from ..pattention.groups import (
+    Switch,
+    TokenGroup,
+    add_group,
+    can_be_called,
+    layers_with_groups,
+    switch_of,
+    take_away,
+)
 from .adopted import growth_records
 from .config import TokenFormerBaseConfig
 
-# Makes the class with the methods of groups out of a model's own; groups/methods.py puts it here.
-WITH_METHODS: list[Callable[[Any], Any]] = []
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
-class HasGroups:
-    """A class of models with the methods of groups, and the class that it was made of."""
+class GroupMethods(NamedTuple):
+    """What gives a model the methods that go with groups, and what takes them away."""
 
-    without_groups: ClassVar[Any]
+    give: Callable[[nn.Module], None]
+    take: Callable[[nn.Module], None]
+
+
+# Those of groups/methods.py, which fills this in, as models are imported before groups.
+GROUP_METHODS: list[GroupMethods] = []
 
 
 def give_methods(model: nn.Module) -> None:
-    """Let a model of transformers have the methods of groups."""
-    if isinstance(model, PreTrainedModel) and not isinstance(model, HasGroups):
-        for with_methods in WITH_METHODS:
-            model.__class__ = with_methods(type(model))
+    """Let a model with groups do what models with groups can."""
+    for methods in GROUP_METHODS:
+        methods.give(model)
 
 
-def take_methods(model: nn.Module) -> None:
-    """Make a model what it was."""
-    if isinstance(model, HasGroups):
-        model.__class__ = model.without_groups
+def remove_group(model: nn.Module, name: str) -> None:
+    """Take a group away. With the last one that is no part of the model, what groups froze can be trained again."""
+    switch = switch_of(model)
+    assert switch is not None
+    switch.forget(name)
+    for part, _ in growth_records(model):
+        entries = getattr(part.config, "token_groups", None)
+        if entries:
+            part.config.token_groups = [entry for entry in entries if entry["name"] != name] or None
+            history = part.config.growth_history or []
+            part.config.growth_history = [step for step in history if step.get("group") != name] or None
+    for layer, groups in list(layers_with_groups(model)):
+        if name in groups:
+            delattr(groups, name)
+        if not groups.names():
+            take_away(model.get_submodule(layer))
+    thaw_if_whole(model, switch)
+    if switch_of(model) is None:
+        for methods in GROUP_METHODS:
+            methods.take(model)
+
+
+def thaw_if_whole(model: nn.Module, switch: Switch) -> None:
+    """Let what groups froze be trained again, once all groups that are left are part of the model."""
+    names = {name for _, groups in layers_with_groups(model) for name in groups.names()}
+    if switch.held is None or names - set(kept_names(model)):
+        return
+    held = {id(parameter) for parameter in switch.held}
+    for parameter in model.parameters():
+        if id(parameter) not in held:
+            parameter.requires_grad_(True)
+    switch.held = None
 
 
 def put_kept_groups(model: Any) -> None:
@@ -54,7 +92,7 @@ def put_kept_groups(model: Any) -> None:
         if entry["merged"]:
             switch.merged = (*switch.merged, entry["name"])
         else:
-            switch.on = (*switch.on, entry["name"])
+            switch.turn_on(entry["name"])
 
 
 def kept_names(model: nn.Module) -> list[str]:
@@ -75,14 +113,6 @@ def keep_group(model: nn.Module, name: str, *, merged: bool, what: str) -> None:
     }
     others = [one for one in config.token_groups or [] if one["name"] != name]
     config.token_groups = [*others, entry]
-
-
-def forget_group(model: nn.Module, name: str) -> None:
-    """Take a group out of the configuration."""
-    for part, _ in growth_records(model):
-        entries = getattr(part.config, "token_groups", None)
-        if entries:
-            part.config.token_groups = [entry for entry in entries if entry["name"] != name] or None
 
 
 def check_kept(model: nn.Module, what: str) -> None:
@@ -106,6 +136,8 @@ def check_name(model: nn.Module, name: str) -> None:
         raise BadRequestError(
             f"a token group cannot be called {name!r}; use letters, digits, - and _, beginning with a letter or digit"
         )
+    if not can_be_called(name):
+        raise BadRequestError(f"a token group cannot be called {name!r}, a word that torch uses; choose another name")
     if any(name in groups for _, groups in layers_with_groups(model)):
         raise BadRequestError(
             f"the model has a token group {name!r} already; choose another name, or remove_tokens(model, {name!r}) "

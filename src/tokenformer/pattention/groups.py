@@ -70,18 +70,29 @@ class TokenGroup(WideBuffers):
 class Switch:
     """Which groups of a model compute: those that are on, or for each row of a batch its own. One for all layers.
 
-    merged: groups that have become part of the model, which compute for every row. froze: the parameters that were
-    trained before there were groups.
+    merged: groups that have become part of the model, which compute for every row. was_on: those that were on before
+    all were switched off for a while. held: the parameters that were not trained before groups were; None if groups
+    have frozen nothing.
     """
 
     def __init__(self) -> None:
         self.on: tuple[str, ...] = ()
         self.merged: tuple[str, ...] = ()
-        self.off: tuple[str, ...] = ()  # what was on before all were switched off for a while
-        self.froze: list[nn.Parameter] = []
+        self.was_on: tuple[str, ...] = ()
+        self.held: list[nn.Parameter] | None = None
         self.rows: tuple[tuple[str, ...], ...] | None = None
-        self.rows_stay = False  # from one call of the model to the next
         self._masks: dict[Any, Tensor] = {}
+
+    def turn_on(self, *names: str) -> None:
+        """Switch groups on, besides those that are."""
+        self.on = tuple(dict.fromkeys((*self.on, *names)))
+
+    def forget(self, name: str) -> None:
+        """A group has gone."""
+        self.on, self.merged, self.was_on = (
+            tuple(one for one in names if one != name) for names in (self.on, self.merged, self.was_on)
+        )
+        self.set_rows(None)
 
     def set_rows(self, rows: Sequence[Sequence[str]] | None) -> None:
         """From now on, which groups each row of a batch has; None: all rows have those that are on."""
@@ -98,16 +109,14 @@ class Switch:
     def mask(self, names: Sequence[str], sizes: Sequence[int], x: Tensor) -> Tensor | None:
         """For x [rows of the batch, …, d_in], whether a row has each token of these groups; None: all rows have all.
 
-        [rows of the batch, 1, …, tokens].
+        [rows of the batch, 1, …, tokens]. A batch may have several rows for each name, one after the other: the beams
+        of a search, or the positions of sequences that were laid end to end.
         """
         if self.rows is None:
             return None
         count = len(self.rows)
-        if x.shape[0] != count and (x.dim() != 2 or x.shape[0] % count):
-            raise BadRequestError(
-                f"the batch has {x.shape[0]} rows, and names of token groups were given for {count}; give one for "
-                f"every row ({BASE} for none)"
-            )
+        if x.shape[0] % count:
+            raise wrong_count(x.shape[0], count)
         if all(set(names) <= {*self.merged, *row} for row in self.rows):
             return None
         key = (*names, *sizes, x.device)
@@ -115,9 +124,16 @@ class Switch:
             rows = [{*self.merged, *row} for row in self.rows]
             has = torch.tensor([[name in row for name in names] for row in rows], device=x.device)
             self._masks[key] = has.repeat_interleave(torch.tensor(sizes, device=x.device), dim=1)
-        # A batch whose sequences were laid end to end has several rows for each name.
         mask = self._masks[key].repeat_interleave(x.shape[0] // count, dim=0)
         return mask.view(x.shape[0], *(1,) * (x.dim() - 2), -1)
+
+
+def wrong_count(rows: int, names: int) -> BadRequestError:
+    """The error of a batch with another number of rows than names."""
+    return BadRequestError(
+        f"the batch has {rows} rows, and names of token groups were given for {names}; give one for every row ({BASE} "
+        "for none)"
+    )
 
 
 class TokenGroups(nn.Module):
@@ -178,6 +194,11 @@ class TokenGroups(nn.Module):
 def joined(tokens: Sequence[Tensor]) -> Tensor:
     """One array of the tokens of several."""
     return tokens[0] if len(tokens) == 1 else torch.cat(list(tokens))
+
+
+def can_be_called(name: str) -> bool:
+    """Whether a group may have this name: modules and their attributes share one space."""
+    return not hasattr(TokenGroups(1, 1, "l2_gelu", Switch()), name)
 
 
 def groups_of(layer: nn.Module) -> TokenGroups | None:
