@@ -75,6 +75,15 @@ def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return ((ours.double() - theirs.double()).abs().max() / theirs.double().abs().max()).item()
 
 
+def train_step(model, optimizer, ids) -> float:
+    """One step on a batch of text. Returns the loss before it."""
+    loss = model(ids, labels=ids).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
 def kept_for_backward(model, work) -> int:
     """Bytes of the tensors that some work keeps for backward, each once, the model's own left out."""
     own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}

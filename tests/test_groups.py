@@ -26,7 +26,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from conftest import make_tiny, make_tiny_vision, relative_error
+from conftest import make_tiny, make_tiny_vision, relative_error, train_step
 from tokenformer import (
     BadRequestError,
     Pattention,
@@ -268,9 +268,7 @@ class TestChosenByThePrompt:
             use_tokens(model, name)
             optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-2)
             for _ in range(20):
-                model(IDS[[seed]], labels=IDS[[seed]]).loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
+                train_step(model, optimizer, IDS[[seed]])
         return use_tokens(model)
 
     def test_the_likeliest(self, model):

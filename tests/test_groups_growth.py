@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from conftest import make_tiny, make_tiny_vision, relative_error
+from conftest import make_tiny, make_tiny_vision, relative_error, train_step
 from test_groups import IDS, learnt, logits, make
 from tokenformer import (
     BadRequestError,
@@ -51,19 +51,12 @@ def test_the_optimizer_of_a_group_follows():
     model = add_tokens(make_tiny(), "law", 4)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
 
-    def step(model, optimizer):
-        loss = model(IDS, labels=IDS).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.item()
-
     for _ in range(2):
-        step(model, optimizer)
+        train_step(model, optimizer, IDS)
     grown = grow(model, 2)
     carried = grow_optimizer(optimizer, model, grown)
-    assert [step(grown, carried) for _ in range(3)] == pytest.approx(
-        [step(model, optimizer) for _ in range(3)], rel=1e-4
+    assert [train_step(grown, carried, IDS) for _ in range(3)] == pytest.approx(
+        [train_step(model, optimizer, IDS) for _ in range(3)], rel=1e-4
     )
 
 
@@ -119,9 +112,7 @@ class TestAStepAsAGroup:
     def test_an_optimizer_follows(self, inplace):
         model = make_tiny().train()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        model(IDS, labels=IDS).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        train_step(model, optimizer, IDS)
         moments = copy.deepcopy(optimizer.state[model.model.embed_tokens.weight])
         if inplace:
             grown = grow(model, 2, as_group="stage-2", inplace=True, optimizer=optimizer)
@@ -132,8 +123,7 @@ class TestAStepAsAGroup:
             id(p) for p in grown.parameters()
         }
         assert torch.equal(optimizer.state[grown.model.embed_tokens.weight]["exp_avg"], moments["exp_avg"])
-        grown(IDS, labels=IDS).loss.backward()
-        optimizer.step()
+        train_step(grown, optimizer, IDS)
         assert all(group["stage-2"].value_tokens.any() for _, group in layers_with_groups(grown))
 
     def test_it_is_taken_back_like_any_other_step(self):

@@ -14,6 +14,7 @@ from tokenformer import (
     adopt,
     load_tokens,
     remove_tokens,
+    replace_linears,
     save_tokens,
     token_groups,
     tokens_by_row,
@@ -147,6 +148,26 @@ def test_what_is_not_called_with_rows_is_refused(make_model, where, message):
     with pytest.raises(BadRequestError, match=message) as error:
         places(model, where)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda model: replace_linears(model, "*dense_4h_to_h"),
+            "token groups stand beside '.*0.mlp.dense_4h_to_h', and",
+        ),
+        (adopt, "adopt: the model has token groups, which were learnt beside the layers that adoption replaces"),
+    ],
+)
+def test_layers_with_groups_are_not_replaced(change, message):
+    model = learnt(add_tokens(make("gpt_neox"), "law", 4, where="*dense_4h_to_h"), "law")
+    before = logits(model)
+    with pytest.raises(BadRequestError, match=message) as error:
+        change(model)
+    assert "\n" not in str(error.value)
+    assert torch.equal(logits(model), before)
+    change(remove_tokens(model, "law"))
 
 
 class BuffersOnly(nn.Module):

@@ -4,14 +4,15 @@ import copy
 import json
 import shutil
 
+import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.utils.data import Dataset
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from conftest import make_tiny, relative_error
-from test_groups import TEXT, learnt, logits, make
+from test_groups import IDS, TEXT, learnt, logits, make
 from test_groups_places import BuffersOnly
 from tokenformer import (
     BadFileError,
@@ -25,6 +26,7 @@ from tokenformer import (
     token_groups,
     use_tokens,
 )
+from tokenformer.groups.files import save_groups
 
 
 class Blocks(Dataset):
@@ -152,7 +154,7 @@ class TestSavePretrained:
     def test_a_push_to_the_hub_is_refused_before_anything_is_written(self, tmp_path):
         model = add_tokens(make("llama"), "law", 4)
         with pytest.raises(BadRequestError, match="save_pretrained: save the groups, and upload their folder"):
-            model.save_pretrained(tmp_path / "new", push_to_hub=True)
+            save_groups(model, tmp_path / "new", push_to_hub=True)
         assert not (tmp_path / "new").exists()
 
     def test_a_base_that_has_grown_is_said_not_to_be_saved(self, tmp_path):
@@ -211,9 +213,26 @@ def test_what_is_damaged_is_named_and_nothing_changed(saved, break_it, message):
     ("facts", "message"),
     [
         ({"base": "x"}, "damaged: base is 'x'; save the group again"),
-        ({"base": {"model_type": "llama", "blocks": 2, "kept": [], "numbers": {"x": ["a"] * 4}}}, "damaged: base is {"),
-        ({"base": {"model_type": "llama", "blocks": 2, "kept": [], "numbers": 3}}, "damaged: base is {'model_type'"),
-        ({"base": {"model_type": "llama", "blocks": 2, "kept": [], "numbers": {"x": [float("nan")]}}}, "damaged: base"),
+        (
+            {"base": {"model_type": "llama", "blocks": 2, "adopted": False, "kept": [], "numbers": {"x": ["a"] * 4}}},
+            "damaged: base is {",
+        ),
+        (
+            {"base": {"model_type": "llama", "blocks": 2, "adopted": False, "kept": [], "numbers": 3}},
+            "damaged: base is {'model_type'",
+        ),
+        (
+            {
+                "base": {
+                    "model_type": "llama",
+                    "blocks": 2,
+                    "adopted": False,
+                    "kept": [],
+                    "numbers": {"x": [float("nan")]},
+                }
+            },
+            "damaged: base",
+        ),
         ({"kinds": []}, r"damaged: kinds is \[\]; save"),
         ({"kinds": None}, "damaged: kinds is None"),
         ({"kinds": {"model.layers.0.mlp": "zz", "model.layers.1.mlp": "l2_gelu"}}, "damaged: kinds is {"),
@@ -358,9 +377,21 @@ class TestTheBase:
         assert token_groups(load_tokens(make("llama"), folder))
 
     def test_adopted_since(self, tmp_path):
-        model = learnt(add_tokens(make("gpt_neox"), "law", 4), "law")
-        folder = save_tokens(model, "law", tmp_path / "law")
-        assert relative_error(logits(load_tokens(adopt(make("gpt_neox")), folder)), logits(model)) < 1e-4
+        folder = save_tokens(add_tokens(make("gpt_neox"), "law", 4), "law", tmp_path / "law")
+        with pytest.raises(BadRequestError, match="another base: it was not adopted, and this model is; load that one"):
+            load_tokens(adopt(make("gpt_neox")), folder)
+
+
+def test_libraries_of_adapters_say_how_a_group_is_loaded(saved, tmp_path):
+    how = r"is a token group and not an adapter of peft; load the model .*, and then tokenformer.load_tokens\(model, "
+    with pytest.raises(BadRequestError, match=f"{saved} {how}'{saved}'"):
+        peft.PeftModel.from_pretrained(make("llama"), saved)
+    with pytest.raises(BadRequestError, match=f"'law' {how}FOLDER"):
+        make("llama").load_adapter(str(saved))
+    make("llama").save_pretrained(tmp_path / "base")
+    changed(saved, base_model_name_or_path=str(tmp_path / "base"))
+    with pytest.raises(BadRequestError, match=f"'law' {how}FOLDER"):
+        AutoModelForCausalLM.from_pretrained(saved)
 
 
 def test_state_dicts_and_torch_save(tmp_path):

@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim.swa_utils import AveragedModel
 from transformers import AutoModelForCausalLM
 
-from conftest import make_tiny, make_tiny_vision, relative_error
+from conftest import make_tiny, make_tiny_vision, relative_error, train_step
 from hosts import HOSTS, embedded, make_host
 from tokenformer import (
     BadRequestError,
@@ -39,11 +39,7 @@ def trained(model=None, steps=4, optimizer_class=torch.optim.AdamW, **options):
 
 
 def step(model, optimizer):
-    loss = model(IDS, labels=IDS).loss
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss.item()
+    return train_step(model, optimizer, IDS)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conftest import make_tiny
+from conftest import make_tiny, train_step
 from tokenformer import BadRequestError, TokenFormerConfig, cost, grow, grow_optimizer
 from tokenformer.pattention import TOKENS
 from tokenformer.training import load_recipe, muon
@@ -24,11 +24,7 @@ def made_for(model, **options):
 
 
 def step(model, optimizer):
-    loss = model(IDS, labels=IDS).loss
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss.item()
+    return train_step(model, optimizer, IDS)
 
 
 def test_each_parameter_has_the_step_of_its_optimizer():
