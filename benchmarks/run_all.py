@@ -28,6 +28,7 @@ SCRIPTS = (
     "joint_scores",
     "where_time_goes",
     "adoption",
+    "token_groups",
 )
 
 

@@ -3,6 +3,7 @@ a report and committed results."""
 
 import importlib
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,8 @@ sys.path.append(str(Path(__file__).parent.parent / "experiments"))
 
 import lab.train
 import run as experiments
-from lab import data, images, kept, results, sizes
+from lab import data, images, kept, results, sizes, texts
+from lab.adapters import with_adapter
 from lab.models import GeluL1, SeparateProjections, build, equal_neox, equal_vit, optimizer_of
 from lab.net2net import carry_moments, widen, widen_ffn
 from lab.pool import train_all
@@ -36,9 +38,9 @@ from lab.results import (
     rise_at_growth,
     shape_at,
 )
-from lab.spec import Growth, NeoX, Run, TokenFormer, TokenViT, ViT
+from lab.spec import Adapter, Growth, NeoX, Run, TokenFormer, TokenViT, ViT
 from lab.tables import pages, with_tables
-from lab.train import Training, finished_model, folder_of, task_of
+from lab.train import Training, finished_model, first_model, folder_of, task_of
 
 from tokenformer import cost
 from tokenformer.training.ladder import build_ladder
@@ -61,6 +63,17 @@ ADOPTED = replace(
         ),
     ),
 )
+BEGUN = replace(SHORT, text="fiction", seed=1, begins=SHORT, weight_decay=0.0)
+ADAPTERS = {
+    "own": Adapter("own", (("ffn", 3),)),
+    "own, all layers": Adapter("own", (("qkv", 2), ("out", 2), ("ffn", 3))),
+    "own, two layers": Adapter("own", (("model.layers.0.ffn", 2), ("model.layers.1.ffn", 3))),
+    "own, keys of hidden states": Adapter("own", (("ffn", 3),), keys="hidden"),
+    "own, rates by 1/n": Adapter("own", (("ffn", 3),), base=6),
+    "shared": Adapter("shared", (("ffn", 3),)),
+    "lora": Adapter("lora", (("qkv", 1), ("out", 2), ("ffn", 2))),
+    "full": Adapter("full"),
+}
 PICTURES = Run(TokenViT(8, width=16, layers=2, heads=2), 4e-3, 6, text="cifar10", warmup=2, batch=4)
 
 
@@ -623,6 +636,171 @@ def test_a_branch_of_a_ladder_spends_its_budget_and_shares_its_past():
     assert [len(run.growths) for run in branches] == [0, 0, 0, 1, 2, 2]
     trunk = {segment.name for segment in branches[-1].segments()}
     assert all(segment.name in trunk for run in branches for segment in run.segments()[:-1])
+
+
+def test_what_runs_are_called_does_not_change():
+    """Else what is kept of them would be lost."""
+    run = sizes.scratch(sizes.token_former(64), 2e-3)
+    assert [segment.name for segment in run.segments()] == ["13a89386a466ace3", "1177490ae8199076", "73ac36ad13b23f54"]
+    measured = {json.loads(line)["segment"] for line in kept.FILE.read_text().splitlines()}
+    for name in ("net2net", "progressive_scaling", "adopt", "vision_growth"):
+        committed = json.loads((ROOT / "experiments" / name / "results.json").read_text())["runs"]
+        assert {results.run_of(facts).segments()[-1].name for facts in committed} <= measured
+
+
+def test_a_run_that_begins_with_another_has_its_own_schedule():
+    ways = importlib.import_module("groups.ways")
+    begins = sizes.scratch(sizes.token_former(64), 1e-3)
+    run = ways.adapted(begins, ADAPTERS["own"], "fiction", 3e-3)
+    rates = [run.learning_rate(step) for step in (0, 9, 19, 100, 199, 250, 299)]
+    assert rates == pytest.approx([0.05 * 3e-3, 0.5 * 3e-3, 3e-3, 3e-3, 3e-3, 0.5 * 3e-3, 0.01 * 3e-3])
+    assert [segment.end for segment in run.all_segments()] == [480, 1600, 2000, 300]
+    assert run.all_segments()[:-1] == begins.segments()
+    assert run.segments()[0].before is None
+    assert run.old_text == replace(run, begins=run).old_text == "enwik8"
+    (name,) = {segment.name for segment in run.segments()}
+    other = replace(begins, seed=1)
+    changed = [{"begins": other}, {"adapter": ADAPTERS["shared"]}, {"text": "questions"}, {"lr": 1e-3}, {"begins": run}]
+    names = {replace(run, **change).segments()[-1].name for change in changed}
+    assert len(names) == len(changed)
+    assert name not in names
+    assert results.run_of(json.loads(json.dumps(results.facts(run)))) == run
+
+
+@pytest.mark.parametrize("way", ADAPTERS)
+@pytest.mark.parametrize("model", [TINY, NeoX(24, layers=2, heads=2)], ids=["TokenFormer", "GPT-NeoX"])
+def test_only_an_adapter_learns_and_both_texts_are_measured(model, way):
+    if isinstance(model, NeoX) and way in ("own, two layers", "shared"):
+        pytest.skip("for a TokenFormer only")
+    begins = replace(SHORT, model=model)
+    run = replace(BEGUN, model=model, begins=begins, adapter=ADAPTERS[way])
+    train(begins)
+    first = first_model(run)
+    ids = data.held_out("fiction", "test", 16, 2)
+    torch.testing.assert_close(first(ids).logits, finished_model(begins)(ids).logits)
+    learning = {name for name, p in first.named_parameters() if p.requires_grad}
+    assert (len(learning) == len(list(first.parameters()))) == (way == "full")
+    start = {name: p.detach().clone() for name, p in first.named_parameters()}
+    train(run)
+    end = state(run.segments()[-1])["model"]
+    assert {name for name, tensor in start.items() if not torch.equal(tensor, end[name])} == learning
+    assert last(run, "end")["trained"] == sum(start[name].numel() for name in learning)
+    for line in lines(run):
+        assert ("old_loss" in line) == (line["kind"] in ("validation", "end", "test"))
+
+
+def test_what_a_run_begins_with_is_measured_by_a_step_at_no_rate(monkeypatch):
+    ways = importlib.import_module("groups.ways")
+    monkeypatch.setattr(ways, "base", lambda name, seed=0: replace(SHORT, seed=seed))
+    (before,) = ways.before("TokenFormer", "fiction", seed=1)
+    train(before.begins)
+    train(before)
+    for kind in ("end", "test"):
+        assert last(before, kind)["old_loss"] == final(before.begins, kind)
+
+
+@pytest.mark.parametrize("way", ["own", "lora", "full"])
+def test_a_killed_adapter_goes_on_bit_by_bit(way):
+    train(SHORT)
+    run = replace(BEGUN, adapter=ADAPTERS[way])
+    train_with_interruptions(run)
+    interrupted = state(run.segments()[-1])["model"]
+    shutil.rmtree(folder_of(run.segments()[-1]))
+    train(run)
+    undisturbed = state(run.segments()[-1])["model"]
+    assert all(torch.equal(interrupted[name], tensor) for name, tensor in undisturbed.items())
+
+
+def test_the_pool_trains_what_a_run_begins_with_first(monkeypatch, capfd):
+    monkeypatch.setattr("lab.pool.time.sleep", lambda _: None)
+    run = replace(BEGUN, adapter=ADAPTERS["own"])
+    train_all(lambda: [run])
+    started = [line.split()[2] for line in capfd.readouterr().out.splitlines() if " start " in line]
+    assert started == [segment.name for segment in (*SHORT.segments(), *run.segments())]
+
+
+def test_keys_are_hidden_states_as_long_as_random_ones():
+    run = replace(BEGUN, adapter=ADAPTERS["own, keys of hidden states"])
+    model, ids = build(TINY), data.TrainingBlocks("fiction", 16, 1).batch(0, 32)
+    seen = []
+    model.model.layers[0].ffn.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach().flatten(0, 1)))
+    model(ids)
+    keys = with_adapter(model, run).model.layers[0].ffn.token_groups["fiction"].key_tokens
+    hidden = torch.nn.functional.normalize(seen[0], dim=-1)
+    assert (hidden @ keys.T).max(dim=0).values.tolist() == pytest.approx([1.0] * 3, abs=1e-5)
+    assert keys.norm(dim=-1).tolist() == pytest.approx([1.0] * 3)
+
+
+def test_values_have_a_share_of_the_rate():
+    run = replace(BEGUN, adapter=ADAPTERS["own, rates by 1/n"])
+    model = with_adapter(build(TINY), run)
+    names = {id(parameter): name.rpartition(".")[2] for name, parameter in model.named_parameters()}
+    shares = {names[id(p)]: group["share"] for group in optimizer_of(model, run).param_groups for p in group["params"]}
+    assert shares == {"key_tokens": 1.0, "value_tokens": 2.0}
+
+
+def test_ways_to_learn_have_as_many_parameters():
+    ways = importlib.import_module("groups.ways")
+    wanted = dict(zip(ways.BUDGETS, (13_312, 53_248, 199_680), strict=True))
+    for name, way in ways.WAYS.items():
+        for budget, given in way.sizes.items():
+            run = replace(BEGUN, model=ways.BASES[way.base], adapter=Adapter(way.adapter, given))
+            model = with_adapter(build(run.model), run)
+            learning = sum(p.numel() for p in model.parameters() if p.requires_grad)
+            assert learning == pytest.approx(wanted.get(budget, model.num_parameters()), rel=0.04), name
+    for budget in ways.BUDGETS:
+        for idea in ways.IDEAS.values():
+            run = replace(BEGUN, model=ways.BASES["TokenFormer"], adapter=idea(ways.WAYS[ways.OWN].sizes[budget][0][1]))
+            model = with_adapter(build(run.model), run)
+            assert sum(p.numel() for p in model.parameters() if p.requires_grad) == wanted[budget]
+
+
+def test_groups_that_were_learnt_apart_compute_together_what_they_did(monkeypatch):
+    domains = importlib.import_module("groups.domains")
+    monkeypatch.setattr(domains, "PROMPT", 4)
+    monkeypatch.setattr(domains, "BLOCKS", 40)
+    learnt = [replace(BEGUN, text=text, seed=0, adapter=ADAPTERS["own"], lr=0.1) for text in domains.DOMAINS]
+    turned = [replace(BEGUN, text=domains.DOMAINS[0], seed=0, adapter=ADAPTERS["full"])]
+    turned.append(replace(turned[0], text=domains.DOMAINS[1], begins=turned[0]))
+    train(SHORT)
+    for run in (*learnt, *turned):
+        train(run)
+    found = domains.losses_by_text(learnt, turned[-1])
+    assert list(found) == ["enwik8", *domains.DOMAINS]
+    ids = data.held_out("python", "test", 16, 40)
+
+    def loss(run):
+        return pytest.approx(domains.loss_after_prompt(finished_model(run), ids), rel=1e-5)
+
+    for run in learnt:  # in these tests all texts are the same
+        assert found[run.text]["losses"]["right"] == loss(run)
+        assert found[run.text]["losses"]["none"] == found["enwik8"]["losses"]["right"] == loss(SHORT)
+        assert found[run.text]["losses"]["in turn"] == loss(turned[-1])
+        assert found[run.text]["losses"]["all"] != found[run.text]["losses"]["chosen"]
+        assert sum(found[run.text]["chosen"].values()) == 40
+    assert sum(one["accuracy"] for one in found.values()) == pytest.approx(1)
+
+
+def test_texts_are_found_or_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("ZERO_SHOT", str(tmp_path))
+    for text, file in (("fiction", "lambada_openai.jsonl"), ("questions", "arc_easy.jsonl")):
+        with pytest.raises(SystemExit, match=f"{file} does not exist; let ZERO_SHOT name a folder with {file}$"):
+            texts.bytes_of(text)
+    rows = {
+        "lambada_openai.jsonl": [{"text": "One\u2028two."}, {"text": "Three."}],
+        "arc_easy.jsonl": [{"question": "Which?", "choices": {"text": ["this", "that"]}}],
+        "piqa.jsonl": [{"goal": "To sit", "sol1": "a chair", "sol2": "a nail"}],
+    }
+    for name, lines_of_one in rows.items():
+        (tmp_path / name).write_text("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in lines_of_one))
+    assert texts.bytes_of("fiction").decode() == "One\u2028two.\n\nThree."
+    assert texts.bytes_of("questions") == b"Which?\nthis\nthat\n\nTo sit\na chair\na nail"
+    assert b"#pragma once" in texts.bytes_of("cpp")
+    assert b"def " in texts.bytes_of("stubs")
+    assert texts.edition("enwik8") == "enwik8"
+    assert texts.edition("cpp") == f"cpp {torch.__version__}"
+    with pytest.raises(SystemExit, match="'novels' is not a text; choose from enwik8, python, fiction"):
+        texts.bytes_of("novels")
 
 
 def test_compute_counts_what_runs_share_once():

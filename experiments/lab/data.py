@@ -1,23 +1,18 @@
-"""The texts, as bytes: enwik8 and the source of Python's own library, each split 90/5/5 in order.
+"""The texts, as bytes, each split 90/5/5 in order.
 
-Enters: the name of a text. Leaves: blocks of bytes; which block is sample i of a run is decided by its seed alone.
-
-enwik8 is read from ../shared/data/enwik8.gz, or from the file that ENWIK8 names (gzipped or not).
+Enters: the name of a text (texts.py). Leaves: blocks of bytes; which block is sample i of a run is decided by its seed
+alone.
 """
 
-import gzip
-import os
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tokenformer.data.text.settings import TextSettings
-from tokenformer.data.text.sources import find_sources
+from .texts import bytes_of
 
 SPLIT = {"train": (0.0, 0.9), "validation": (0.9, 0.95), "test": (0.95, 1.0)}
 
@@ -25,16 +20,7 @@ SPLIT = {"train": (0.0, 0.9), "validation": (0.9, 0.95), "test": (0.95, 1.0)}
 @cache
 def read(text: str) -> Tensor:
     """All bytes of a text."""
-    if text == "enwik8":
-        path = Path(os.environ.get("ENWIK8", Path(__file__).parents[3] / "shared" / "data" / "enwik8.gz"))
-        if not path.exists():
-            raise SystemExit(f"{path} does not exist; let ENWIK8 name the file enwik8, gzipped or not")
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    elif text == "python":
-        data = b"\n".join(Path(source.name).read_bytes() for source in find_sources(TextSettings(train="stdlib")))
-    else:
-        raise SystemExit(f"{text!r} is not a text; choose enwik8 or python")
-    return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())
+    return torch.from_numpy(np.frombuffer(bytes_of(text), dtype=np.uint8).copy())
 
 
 def split(text: str, part: str) -> Tensor:

@@ -14,7 +14,7 @@ from tokenformer.io import replace_file
 from . import train
 
 FILE = Path(__file__).parents[1] / "measured.jsonl"
-KINDS = ("growth", "validation", "end", "test", "broken", "ballast")
+KINDS = ("growth", "validation", "end", "test", "broken", "ballast", "domains")
 
 
 def take() -> None:

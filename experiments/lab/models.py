@@ -27,6 +27,7 @@ from tokenformer.growth.rates import rate_shares
 from tokenformer.pattention import TOKENS, Pattention, default_tau, pattention_layers
 from tokenformer.training.muon import MuonWithAdamW
 
+from .adapters import adapter_shares
 from .net2net import carry_moments, widen, widen_ffn
 from .spec import Growth, NeoX, Run, Shape, TokenFormer, TokenViT, ViT
 
@@ -155,8 +156,12 @@ def optimizer_of(model: nn.Module, run: Run) -> Optimizer:
     The rate of a group is its share of the scheduled rate; all have the whole of it, unless rates follow sizes.
     """
     shares = rate_shares(model, dict(run.base)) if run.base else {}
+    if run.adapter is not None:
+        shares |= adapter_shares(model, run.adapter)
     groups: dict[tuple[bool, float], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         spared, share = parameter.ndim <= 1 or name.endswith(SPARED), shares.get(name, 1.0)
         group = {"params": [], "weight_decay": 0.0 if spared else run.weight_decay, "share": share}
         groups.setdefault((spared, share), group)["params"].append(parameter)

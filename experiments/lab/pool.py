@@ -56,7 +56,7 @@ def train_all(plan: Callable[[], Iterable[Run]]) -> None:
 def _ready(runs: Iterable[Run], failed: set[str]) -> Iterable[Segment]:
     """The segments that can be trained now."""
     for run in runs:
-        segments = run.segments()
+        segments = run.all_segments()
         # A result that is kept has no state to go on from: what comes before a missing one is trained again.
         missing = [segment for segment in segments if trained(segment) is None]
         if missing and result_of(segments[-1]) is None and missing[0].name not in failed:
@@ -87,9 +87,10 @@ def say(what: str, segment: Segment, more: str = "") -> None:
     run = segment.run
     made = [growth for growth in run.growths if growth.step < segment.end]
     growths = " ".join(f"{growth.sizes or f'x{growth.factor:g}'} {growth.method} at {growth.step}" for growth in made)
+    adapter = f"{run.adapter} " if run.adapter else ""
     print(
         f"{time.strftime('%H:%M:%S')} {what:6} {segment.name} {run.model} lr {run.lr:g} seed {run.seed} {run.schedule} "
-        f"{run.text} {growths} steps {segment.start} to {segment.end} {more}",
+        f"{run.text} {adapter}{growths} steps {segment.start} to {segment.end} {more}",
         flush=True,
     )
 

@@ -18,7 +18,7 @@ from suite import circumstances
 from tokenformer import cost
 
 from .models import build, config_of, grow_both, muon_flops, optimizer_of
-from .spec import Growth, NeoX, Run, Shape, TokenFormer, TokenViT, ViT
+from .spec import Adapter, Growth, NeoX, Run, Shape, TokenFormer, TokenViT, ViT
 from .train import result_of
 
 
@@ -177,14 +177,20 @@ def finished(runs: Iterable[Run]) -> list[Run]:
 def facts(run: Run) -> dict[str, Any]:
     """One run for results.json."""
     return {
-        "kind": type(run.model).__name__,
-        **asdict(run),
+        **_described(run),
         "parameters": parameters(run),
         **_seen(run),
-        "flops": flops(run),
+        # Those of an adapter are not counted: what learns is a part of the model.
+        "flops": flops(run) if run.adapter is None else None,
         "validation_loss": final(run),
         "test_loss": final(run, "test"),
     }
+
+
+def _described(run: Run) -> dict[str, Any]:
+    """All that a run is, and the same of the one that it begins with."""
+    begins = None if run.begins is None else _described(run.begins)
+    return {"kind": type(run.model).__name__, **asdict(run), "begins": begins}
 
 
 def run_of(facts_of_one: dict[str, Any]) -> Run:
@@ -194,6 +200,9 @@ def run_of(facts_of_one: dict[str, Any]) -> Run:
     said = {field.name: _tuples(facts_of_one[field.name]) for field in fields(Run) if field.name in facts_of_one}
     model = kind(**{name: _tuples(value) for name, value in said["model"].items()})
     growths = [Growth(**{name: _tuples(value) for name, value in growth.items()}) for growth in said["growths"]]
+    begins, adapter = (facts_of_one.get(name) for name in ("begins", "adapter"))
+    said["begins"] = None if begins is None else run_of(begins)
+    said["adapter"] = None if adapter is None else Adapter(**{name: _tuples(value) for name, value in adapter.items()})
     return Run(**{**said, "model": model, "growths": tuple(growths)})
 
 

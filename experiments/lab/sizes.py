@@ -57,14 +57,17 @@ def scratch(model: TokenFormer | NeoX, lr: float, seed: int = 0) -> Run:
     return Run(model, lr, STEPS, seed, marks=() if has_fewer(model, TINY) else (Run(model, lr, PROBE).decay_start,))
 
 
-def at_rates(at: Callable[[float], Run], rates: Sequence[float]) -> list[Run]:
-    """A run at every rate. As long as the best is the lowest or the highest, the next one beyond it is tried too."""
+def at_rates(at: Callable[[float], Run], rates: Sequence[float], factor: float = 2) -> list[Run]:
+    """A run at every rate. As long as the best is the lowest or the highest, the next one beyond it is tried too.
+
+    factor: between one of those and the next one beyond it.
+    """
     runs = [at(rate) for rate in rates]
     chosen = best(runs)
     if chosen == runs[0]:
-        return at_rates(at, [rates[0] / 2, *rates])
+        return at_rates(at, [rates[0] / factor, *rates], factor)
     if chosen == runs[-1]:
-        return at_rates(at, [*rates, rates[-1] * 2])
+        return at_rates(at, [*rates, rates[-1] * factor], factor)
     return runs
 
 

@@ -1,4 +1,4 @@
-"""What a training run is: a model, a text, a schedule and growth steps, as plain data.
+"""What a training run is: a model, a text, a schedule, growth steps and adapters, as plain data.
 
 Enters: nothing but numbers and names. Leaves: a Run, its learning rate at every step, and the segments it is made of.
 A segment ends where a model grows, where the learning rate starts to decay, or where the run ends. Its name is a hash
@@ -9,9 +9,10 @@ segments.
 import hashlib
 import json
 import math
-import platform
 from dataclasses import dataclass, fields
 from typing import Any
+
+from .texts import edition
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,19 @@ class Growth:
 
 
 @dataclass(frozen=True)
+class Adapter:
+    """What is trained beside a finished model whose weights stay: the tokens of a group, or peft's LoRA. Or all of it.
+
+    `sizes`: tokens or ranks by role (qkv, out, ffn); tokens also by the name of a layer.
+    """
+
+    way: str  # own or shared: tokens with such a normaliser; lora; full: no adapter, all weights learn
+    sizes: tuple[tuple[str, int], ...] = ()
+    keys: str = "random"  # or hidden: what enters the layer on blocks of the text
+    base: int = 0  # tokens for which a layer's values have the whole rate; of n they have base / n of it. 0: always
+
+
+@dataclass(frozen=True)
 class Run:
     """One training run. `decay` is the part of its steps over which wsd lowers the rate to 0."""
 
@@ -97,7 +111,7 @@ class Run:
     steps: int
     seed: int = 0
     growths: tuple[Growth, ...] = ()
-    text: str = "enwik8"  # or python; of images: cifar10
+    text: str = "enwik8"  # or another of texts.py; of images: cifar10
     schedule: str = "wsd"  # or cosine: one warm-up and one cosine to a tenth for every size
     warmup: int = 100
     decay: float = 0.2
@@ -107,6 +121,13 @@ class Run:
     marks: tuple[int, ...] = ()  # steps at which the state is kept too, for shorter runs with the same past
     base: tuple[tuple[str, int], ...] = ()  # the shape that `lr` is for, if rates follow sizes; empty: all are equal
     optimizer: str = "adamw"  # or muon, for matrices in the blocks; AdamW has the rest
+    begins: "Run | None" = None  # the finished run whose model this one begins with; steps are counted afresh
+    adapter: Adapter | None = None  # of a run that begins with another one
+
+    @property
+    def old_text(self) -> str:
+        """What the first of the runs was trained on that this one begins with."""
+        return self.text if self.begins is None else self.begins.old_text
 
     @property
     def decay_start(self) -> int:
@@ -115,7 +136,9 @@ class Run:
     @property
     def cuts(self) -> list[int]:
         """Steps at which segments end."""
-        return sorted({*self.marks, *(growth.step for growth in self.growths), self.decay_start, self.steps} - {0})
+        # A short run, from which nothing else will branch off, is in one piece.
+        decays = {self.decay_start} if self.adapter is None else set()
+        return sorted({*self.marks, *(growth.step for growth in self.growths), *decays, self.steps} - {0})
 
     def learning_rate(self, step: int) -> float:
         """The rate of a step."""
@@ -136,6 +159,10 @@ class Run:
         """The parts it is made of, in order."""
         return [Segment(self, start, end) for start, end in zip([0, *self.cuts], self.cuts, strict=False)]
 
+    def all_segments(self) -> list["Segment"]:
+        """Its segments, after those of the runs that it begins with."""
+        return [*(self.begins.all_segments() if self.begins else ()), *self.segments()]
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -151,8 +178,12 @@ class Segment:
         run = self.run
         facts = {**_said(run), "model": _said(run.model), "kind": type(run.model).__name__, "end": self.end}
         facts.pop("marks", None)
-        if run.text == "python":  # which has another library with every version
-            facts["text"] = f"python {platform.python_version()}"
+        if edition(run.text) != run.text:
+            facts["text"] = edition(run.text)
+        if run.adapter is not None:
+            facts["adapter"] = _said(run.adapter)
+        if run.begins is not None:
+            facts["begins"] = run.begins.segments()[-1].name
         facts["growths"] = [_said(growth) for growth in run.growths if growth.step < self.end]
         if run.schedule == "cosine":
             facts["steps"] = self.end

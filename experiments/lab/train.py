@@ -25,6 +25,7 @@ from torch.nn.utils import clip_grad_norm_
 from tokenformer.io import replace_file
 from tokenformer.training.held_rows import FrozenRows, NewTokenWarmup
 
+from .adapters import with_adapter
 from .data import TextTask
 from .images import ImageTask
 from .models import build, grow_both, optimizer_of, set_tau, tau_targets
@@ -67,9 +68,16 @@ def _read_result(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
+def first_model(run: Run) -> Any:
+    """The model that makes a run's first step: a fresh one, or a finished one with an adapter beside it."""
+    if run.begins is None:
+        return build(run.model, run.context)
+    return with_adapter(finished_model(run.begins), run).train()
+
+
 def finished_model(run: Run) -> Any:
     """The model at the end of a run."""
-    model = build(run.model, run.context)
+    model = first_model(run)
     optimizer = optimizer_of(model, run)
     segments = run.segments()
     for growth in run.growths:
@@ -94,7 +102,7 @@ class Training:
         self.folder, self.step = folder_of(segment), 0
         self.lines: list[dict[str, Any]] = []
         torch.manual_seed(self.run.seed)
-        self.model = build(self.run.model, self.run.context)
+        self.model = first_model(self.run)
         self.optimizer = optimizer_of(self.model, self.run)
         self.growth: Growth | None = None
         self.taus: dict[str, tuple[float, float]] | None = None
@@ -103,7 +111,7 @@ class Training:
         for growth in self.run.growths:
             if growth.step < segment.start:
                 self._grow(growth)
-        self.task = task_of(self.run)
+        self.task, self.old = task_of(self.run), old_task_of(self.run)
         growth = next((growth for growth in self.run.growths if growth.step == segment.start), None)
         part, ungrown = self.folder / "part.pt", None
         if part.exists():  # saved after the growth with which the segment starts
@@ -164,8 +172,10 @@ class Training:
         self.lines.append({"kind": kind, "step": self.step, "loss": loss, **more})
 
     def validate(self, part: str, count: int) -> dict[str, float]:
-        """What `score` says of the model as it is."""
+        """What `score` says of the model as it is, and of one that began as another also its loss on the old text."""
         found = score(self.model.eval(), self.task, part, count)
+        if self.old is not None:
+            found["old_loss"] = score(self.model, self.old, part, count)["loss"]
         self.model.train()
         return found
 
@@ -221,7 +231,10 @@ class Training:
         is_last = self.segment.end == self.run.steps
         seconds = (time.perf_counter() - began) / max(1, steps)
         count = MANY if is_last else SOME
-        self.measure("end", **self.validate("validation", count), seconds_per_step=seconds)
+        more = {"seconds_per_step": seconds}
+        if self.run.adapter is not None:
+            more["trained"] = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        self.measure("end", **self.validate("validation", count), **more)
         if is_last:
             self.measure("test", **self.validate("test", MANY))
         self.save("state.pt")
@@ -250,6 +263,11 @@ def task_of(run: Run) -> TextTask | ImageTask:
     if isinstance(run.model, TokenViT | ViT):
         return ImageTask(run.batch, run.seed, run.steps * run.batch)
     return TextTask(run.text, run.context, run.batch, run.seed)
+
+
+def old_task_of(run: Run) -> TextTask | None:
+    """What the model was trained on that a run begins with; None if that is a fresh one."""
+    return None if run.begins is None else TextTask(run.old_text, run.context, run.batch, run.seed)
 
 
 def gradient_norms(model: nn.Module) -> dict[str, float]:
