@@ -417,6 +417,10 @@ def test_an_unknown_family_by_pattern():
         (("__base__", 4), "cannot be called '__base__'"),
         (("fr", 0), "num_tokens=0 was given; a whole number of at least 1 is needed"),
         (("fr", 2.5), "num_tokens=2.5 was given"),
+        (("fr", {}), "num_tokens is empty; give a number, or numbers by layer"),
+        (("fr", 4, []), "where=.* was given; give one of"),
+        (("fr", 4, 3), "where=3 was given; give one of"),
+        (("fr", 4, "mlp", "own", "bfloat16"), "dtype='bfloat16' was given; a floating-point one is needed"),
         (("fr", 4, "mpl"), "no module is called 'mpl'; did you mean 'mlp'"),
         (("fr", {"mlp": 2}, "mlp"), "num_tokens names layers, and where is given too"),
         (("fr", 4, "mlp", "shard"), "norm='shard' is not known; did you mean 'shared'"),
@@ -430,7 +434,7 @@ def test_mistakes_are_one_line_and_change_nothing(arguments, message):
     model = add_tokens(make("llama"), "law", 4)
     names = list(model.state_dict())
     with pytest.raises(BadRequestError, match=message) as error:
-        add_tokens(model, *arguments[:2], **dict(zip(("where", "norm"), arguments[2:], strict=False)))
+        add_tokens(model, *arguments[:2], **dict(zip(("where", "norm", "dtype"), arguments[2:], strict=False)))
     assert "\n" not in str(error.value)
     assert list(model.state_dict()) == names
 

@@ -27,6 +27,7 @@ ROOMS = [
     "models",
     "cost",
     "growth",
+    "shrinking",
     "adoption",
     "groups",
     "integrations",

@@ -10,6 +10,7 @@ TokenFormerVisionConfig,
 TokenFormerForImageClassification          the vision model
 ungrow                                     the model before its last growth step
 grow, grow_optimizer                       a larger model that computes exactly what the smaller one did
+rank_tokens, sort_tokens, shrink           a smaller model, without the tokens that do least
 parameter_groups                           learning rates that follow the size of a layer
 add_tokens, load_tokens, save_tokens,
 use_tokens, train_tokens, merge_tokens,
@@ -53,6 +54,7 @@ from .models import (
     TokenFormerVisionModel,
 )
 from .pattention import KINDS, Pattention, pattention_layers, record_token_weights, replace_linears
+from .shrinking import rank_tokens, shrink, sort_tokens
 
 __all__ = [
     "KINDS",
@@ -82,10 +84,13 @@ __all__ = [
     "parameter_groups",
     "pattention_layers",
     "plan_growth",
+    "rank_tokens",
     "record_token_weights",
     "remove_tokens",
     "replace_linears",
     "save_tokens",
+    "shrink",
+    "sort_tokens",
     "token_groups",
     "tokens_by_row",
     "train_tokens",

@@ -14,7 +14,12 @@ commands = typer.Typer()
     "adapt", epilog='Example: tokenformer adapt models/mine adapters/law --data "law/*.txt" --tokens 16 --steps 500'
 )
 def adapt_command(
-    source: Annotated[str, typer.Argument(metavar="MODEL", help="A TokenFormer's folder, or a Hub name.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A TokenFormer, or another causal language model: a folder or a Hub name."
+        ),
+    ],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="The folder of the group to make.")],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[section.key=value]…", help="Keys of a recipe that differ.")
@@ -30,8 +35,8 @@ def adapt_command(
 ) -> None:
     """Train a token group beside a model, which stays as it is, and write the group alone.
 
-    The recipe is written to OUT.yaml and the run to OUT.run; run the same command again to resume. Then:
-    tokenformer generate MODEL … --tokens OUT
+    The run is written to OUT.run, with its recipe; run the same command again to resume. Then: tokenformer generate
+    MODEL … --tokens OUT
     """
     from tokenformer.errors import BadRequestError
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .terminal import BadCommandError, TrustRemoteCode, quiet_libraries, show_summary, show_table
+from .terminal import BadCommandError, TrustRemoteCode, counts_by_role, quiet_libraries, show_summary, show_table
 
 commands = typer.Typer()
 
@@ -57,7 +57,7 @@ def grow_command(
         raise BadCommandError(
             "method random changes what the model computes; add --inexact to accept that, or use zero, split or rotate"
         )
-    num_tokens = _counts(tokens) if tokens is not None else None
+    num_tokens = counts_by_role(tokens) if tokens is not None else None
 
     from tokenformer.growth.grow_folder import grow_folder
 
@@ -84,16 +84,3 @@ def grow_command(
     show_table(["", "before", "after"], [(label, before[label], after[label]) for label in before])
     difference = "not compared" if done.difference is None else f"{done.difference:.2g}"
     show_summary("Grown", {"relative difference of logits": difference, "written": str(target)})
-
-
-def _counts(tokens: str) -> dict[str, int]:
-    """`qkv=8,ffn=32` as a dictionary. The planner knows which roles there are."""
-    counts = {}
-    for part in tokens.split(","):
-        role, _, count = part.partition("=")
-        if not count.strip().isdecimal():
-            raise BadCommandError(f"--tokens {tokens}: {part!r} is not of the form role=count, for example ffn=4096")
-        if role.strip() in counts:
-            raise BadCommandError(f"--tokens {tokens}: {role.strip()} is given twice; give one count for it")
-        counts[role.strip()] = int(count)
-    return counts

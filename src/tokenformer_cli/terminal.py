@@ -12,6 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -42,10 +43,26 @@ WIDEST_TABLE = 400
 def put_beside(model: Any, given: Sequence[str] | None) -> None:
     """Load the token groups that `--tokens` names."""
     from tokenformer.groups import load_tokens
+    from tokenformer.models.kept_groups import NAME
 
     for one in given or ():
-        name, _, folder = one.rpartition("=")
-        load_tokens(model, folder, name or None)
+        name, equals, folder = one.partition("=")
+        # The path of a folder may have an equals sign of its own.
+        named = equals and NAME.fullmatch(name) and not Path(one).exists()
+        load_tokens(model, folder if named else one, name if named else None)
+
+
+def counts_by_role(tokens: str) -> dict[str, int]:
+    """`qkv=8,ffn=32` as a dictionary. The planner knows which roles there are."""
+    counts = {}
+    for part in tokens.split(","):
+        role, _, count = part.partition("=")
+        if not count.strip().isdecimal():
+            raise BadCommandError(f"--tokens {tokens}: {part!r} is not of the form role=count, for example ffn=4096")
+        if role.strip() in counts:
+            raise BadCommandError(f"--tokens {tokens}: {role.strip()} is given twice; give one count for it")
+        counts[role.strip()] = int(count)
+    return counts
 
 
 def show_summary(title: str, rows: Mapping[str, str]) -> None:

@@ -25,6 +25,7 @@ from ..models.adopted import Adopted, EqualLength, fits_no_host, forget_plans
 from ..models.adopted_classes import become_adopted
 from ..models.sample import tolerance_of
 from ..pattention import Pattention
+from ..pattention.groups import layers_with_groups
 from ..pattention.module import set_submodule
 from .fold import NormOutput, Tokens, ffn_tokens, linear_tokens
 from .plan import Layer, Site, check_conditioned, plan_adoption
@@ -63,6 +64,11 @@ def adopt(
         tolerance: largest relative difference; 1e-5 in fp32, 1e-10 in fp64 and 5e-2 in half precision unless given.
             Beyond it nothing is changed, and a BadResultError names the layer.
     """
+    if any(layers_with_groups(model)):
+        raise BadRequestError(
+            "adopt: the model has token groups, which were learnt beside the layers that adoption replaces; "
+            "remove_tokens them, adopt, and add groups then"
+        )
     sites = plan_adoption(model, parts, ballast=ballast, slack=slack, tolerance=tolerance)
     if inputs is not None and not isinstance(inputs, Mapping):
         raise BadRequestError(

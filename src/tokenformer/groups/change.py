@@ -32,7 +32,7 @@ from ..pattention.groups import (
     layers_with_groups,
     switch_of,
 )
-from .places import Place, places, refuse_identities
+from .places import Place, asked_for, device_of, places, refuse_identities
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,10 @@ def add_tokens(
         dtype: of the group; fp32 unless given, or fp64 if the layer has it.
     """
     wanted = _wanted(model, num_tokens, where)
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise BadRequestError(
+            f"add_tokens: dtype={dtype!r} was given; a floating-point one is needed, as torch.bfloat16"
+        )
     _check_new(model, name, norm, wanted)
     switch = switch_of(model) or Switch()
     for layer, (place, count) in wanted.items():
@@ -116,9 +120,11 @@ def _wanted(
     if isinstance(num_tokens, Mapping):
         if where is not None:
             raise BadRequestError("add_tokens: num_tokens names layers, and where is given too; leave one of them out")
+        if not num_tokens:
+            raise BadRequestError("add_tokens: num_tokens is empty; give a number, or numbers by layer")
         asked = dict(num_tokens)
     else:
-        asked = dict.fromkeys([where] if isinstance(where, str) else ["ffn"] if where is None else where, num_tokens)
+        asked = dict.fromkeys(["ffn"] if where is None else asked_for(where), num_tokens)
     wanted: dict[str, tuple[Place, int]] = {}
     for one, count in asked.items():
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
@@ -156,10 +162,9 @@ def check_free_of_adapters(model: nn.Module) -> None:
 
 def _new_group(module: nn.Module, place: Place, count: int, norm: str, dtype: torch.dtype | None) -> TokenGroup:
     first = next(module.parameters(), None)
-    device = None if first is None else first.device
     own = torch.float64 if first is not None and first.dtype == torch.float64 else torch.float32
     how: Norm = "shared" if norm == "shared" else "own"
-    return TokenGroup(place.d_in, place.d_out, count, place.kind, how, device=device, dtype=dtype or own)
+    return TokenGroup(place.d_in, place.d_out, count, place.kind, how, device=device_of(module), dtype=dtype or own)
 
 
 @torch.no_grad()

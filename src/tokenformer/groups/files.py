@@ -107,7 +107,9 @@ def _check_free(folder: Path, names: list[str]) -> None:
             f"another folder, as {folder / names[0]}"
         )
     if len(names) > 1 and (folder / CONFIG_FILE).exists() and WEIGHTS_FILE not in _saved_before(folder):
-        raise BadRequestError(f"{folder} holds an adapter, and {len(names)} token groups cannot be saved in it")
+        raise BadRequestError(
+            f"{folder} holds an adapter, and {len(names)} token groups cannot be saved in it; choose another folder"
+        )
 
 
 def _saved_before(folder: Path) -> set[str]:
@@ -116,7 +118,9 @@ def _saved_before(folder: Path) -> set[str]:
         named = set(read_json(folder / INDEX_FILE)["weight_map"].values())
     except (BadFileError, KeyError, TypeError, AttributeError):  # there is none, or it is of something else
         return set()
-    return {path.relative_to(folder).as_posix() for path in folder.glob(f"**/{WEIGHTS_FILE}")} & named
+    # Looked for here, not where the index says, which may be anywhere.
+    found = [path for depth in (WEIGHTS_FILE, f"*/{WEIGHTS_FILE}") for path in folder.glob(depth)]
+    return {path.relative_to(folder).as_posix() for path in found} & named
 
 
 def _remove_group(folder: Path) -> None:

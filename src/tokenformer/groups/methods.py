@@ -60,16 +60,20 @@ class ModelWithTokens(nn.Module):
         return choose_tokens(self, prompts, attention_mask=kwargs.get("attention_mask"))
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
-        """Write the groups that are on, each in a folder of its own if they are several; not the model.
+        """Write the group that learns, or those that are on, each in a folder of its own if they are several.
 
-        If all groups are part of the model, it is written with them.
+        Not the model, unless all groups are part of it.
         """
         if not self._hf_peft_config_loaded:
             super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
             return
-        save_groups(self, save_directory, kwargs.get("state_dict"), write=kwargs.get("is_main_process", True))
-        if kwargs.get("push_to_hub"):
-            raise BadRequestError("save_pretrained: save the groups, and upload their folder: hf upload NAME FOLDER")
+        save_groups(
+            self,
+            save_directory,
+            kwargs.get("state_dict"),
+            write=kwargs.get("is_main_process", True),
+            push_to_hub=bool(kwargs.get("push_to_hub")),
+        )
 
     def set_adapter(self, adapter_name: str | list[str]) -> None:
         """`tokenformer.use_tokens`; a single one learns from then on if another group did."""

@@ -50,8 +50,9 @@ def places(model: nn.Module, where: str | Iterable[str]) -> dict[str, Place]:
         found = _of_role(model, one) if one in ROLES else _of_pattern(model, one)
         if not found:
             raise BadRequestError(_nothing_found(model, one))
+        if one not in ROLES:
+            _check_called_with_rows(model, found)
         names |= found
-    _check_called_with_rows(model, names)
     return {name: place_of(model, name) for name, _ in model.named_modules() if name in names}
 
 

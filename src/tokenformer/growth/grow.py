@@ -101,11 +101,12 @@ def apply_growth(model: Model, growth: Growth, *, inplace: bool = False, optimiz
     """Carry out a planned growth step, of a model, or of a model and its optimizer, in place."""
     check_growable(model, growth.method)
     if inplace:
-        _check_alone(model, optimizer)
+        _check_alone(model, optimizer, growth.verb)
     if optimizer is not None:
         if not inplace:
             raise BadRequestError(
-                "grow: optimizer= goes with inplace=True; for a new model use grow_optimizer(optimizer, model, bigger)"
+                f"{growth.verb}: optimizer= goes with inplace=True; for a new model use grow_optimizer(optimizer, "
+                "model, new_model)"
             )
         check_optimizer(optimizer, model, growth)
     model = model if inplace else copy.deepcopy(model)
@@ -126,12 +127,12 @@ def apply_growth(model: Model, growth: Growth, *, inplace: bool = False, optimiz
     return model
 
 
-def _check_alone(model: nn.Module, optimizer: Optimizer | None) -> None:
-    """Refuse to grow what several processes train together, whose buffers for gradients would keep the old size."""
+def _check_alone(model: nn.Module, optimizer: Optimizer | None, verb: str) -> None:
+    """Refuse to change what several processes train together, whose buffers for gradients would keep the old size."""
     wrapped = any(isinstance(module, DistributedDataParallel) for module in model.modules())
     shared = optimizer is not None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     if wrapped or shared:
         raise BadRequestError(
-            "grow: several processes train this model, and DistributedDataParallel keeps the old sizes; grow the plain "
-            "model and prepare it again, with a new optimizer by grow_optimizer, or use tokenformer train"
+            f"{verb}: several processes train this model, and DistributedDataParallel keeps the old sizes; {verb} the "
+            "plain model and prepare it again, with a new optimizer by grow_optimizer, or use tokenformer train"
         )

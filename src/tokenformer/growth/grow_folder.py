@@ -7,6 +7,7 @@ memory holds little more than the grown one, and the logits before and after are
 """
 
 import copy
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,14 +80,20 @@ def grow_folder(
 
 
 def taus(config: TokenFormerBaseConfig) -> dict[str, float]:
-    """The scale tau of each role's layers, followed from birth through every growth step."""
+    """The scale tau of each role's layers, followed from birth through every growth step.
+
+    Shrinking gives every layer a factor of its own; their mean is followed.
+    """
     history = config.growth_history or []
     found = {}
     for role, count in config.num_tokens.items():
         born_with = history[0]["before"][role] if history else count
         tau = torch.tensor(default_tau(born_with, config.pattention_kind), dtype=torch.float64)
         for entry in history:
-            if entry["after"][role] != entry["before"][role]:
+            if entry["method"] == "shrink":
+                factors = [entry["tau_factors"].get(name, 1.0) for name in config.token_roles[role]]
+                tau = tau * math.prod(factors) ** (1 / len(factors))
+            elif entry["after"][role] != entry["before"][role]:
                 step = LayerGrowth.by(entry["method"], entry["before"][role], entry["after"][role], config.hidden_size)
                 tau = grown_tau(tau, config.pattention_kind, step, entry["method"])
         found[role] = tau.item()

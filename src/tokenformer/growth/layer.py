@@ -7,13 +7,16 @@ split    every token becomes c tokens with its key; their values sum to its valu
 rotate   appended keys are random rotations of the old ones, K' = Q K with QᵀQ = I, whose scores have, for every x,
          the same norm as the old scores; their values are zero. The L2 norm grows by a constant, and tau with it.
 random   appended keys and values are random and tau is that of a layer born at the new size: not exact.
+
+A step of shrinking/ has rows that stay, in their order, and a factor for tau.
 """
 
 import hashlib
 import math
+from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..pattention import Pattention, default_tau
 from .plan import Growth, LayerGrowth
@@ -23,6 +26,11 @@ from .plan import Growth, LayerGrowth
 def grow_layer(name: str, layer: Pattention, growth: Growth) -> None:
     """Grow a layer in place. Its Parameters stay the same objects, so that an optimizer still holds them."""
     step = growth.layers[name]
+    if step.kept is not None:
+        for parameter, rows in kept_rows(layer, step.kept):
+            replace_data(parameter, rows)
+        layer.tau = grown_tau(layer.tau, layer.kind, step, growth.method)
+        return
     keys, values = _with_bias(layer), layer.value_tokens
     tau = grown_tau(layer.tau, layer.kind, step, growth.method)
     if keys.is_meta:
@@ -50,11 +58,20 @@ def grow_layer(name: str, layer: Pattention, growth: Growth) -> None:
 
 def grown_tau(tau: Tensor, kind: str, step: LayerGrowth, method: str) -> Tensor:
     """The scale of a layer after a growth step."""
+    if step.kept is not None:
+        return tau * step.tau_factor
     if method == "random":
         return torch.full_like(tau, default_tau(step.after, kind))
     if step.rotated:
         return tau * math.sqrt(step.after / step.before)
     return tau * (step.copies if kind == "softmax" else math.sqrt(step.copies))
+
+
+def kept_rows(layer: Pattention, kept: Sequence[int]) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    """Every parameter of a layer that has a row for each token, with the rows of these tokens."""
+    for parameter in (layer.key_tokens, layer.value_tokens, layer.key_bias):
+        if parameter is not None:
+            yield parameter, parameter.detach()[list(kept)]
 
 
 def _with_bias(layer: Pattention) -> Tensor:

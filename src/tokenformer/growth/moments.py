@@ -9,13 +9,15 @@ is touched. The rules for a layer whose tokens become c copies (docs/growth-math
                          first moment / c, second moment · (1/c² + noise² · (1 − 1/c)); a key's bias is part of the key
     the output's bias    not touched
     a new block          as of the block that it is a copy of, but first moments are zero; none if it is fresh
+    a token that stays   kept, when others are dropped or all are put in another order
 
 Adafactor keeps the second moment as two vectors: its means over every row, and over every column. The first has an
 entry per token and follows as above. The second is a mean over the tokens, of which those that are appended count as
-zero.
+zero; when tokens are dropped, it is multiplied by how the mean of the first changes, which leaves the second moment of
+every token that stays as Adafactor had it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -64,6 +66,8 @@ class Rule:
 
     def __call__(self, old: Tensor) -> Tensor:
         """The grown state."""
+        if self.step.kept is not None:
+            return old[list(self.step.kept)] if self.by_token else old * self.factor
         kept = self.step.copies * self.step.before
         if not self.by_token:
             return old * (self.factor * kept / self.step.after)
@@ -129,8 +133,17 @@ def rules_for(
                 f"grow_optimizer: state {key!r} of {name} has shape {tuple(value.shape)}, and only states with one row "
                 f"per token ({step.before}) can grow; use {FOLLOWING}, or make a new optimizer for the grown model"
             )
-        rules[key] = Rule(step, _factor(moments[key], kind, step.copies, growth.noise), by_token)
+        factor = _factor(moments[key], kind, step.copies, growth.noise)
+        if step.kept is not None and not by_token:
+            factor = _kept_share(state[MEANS_OF_ROWS[MEANS_OF_COLUMNS.index(key)]], step.kept)
+        rules[key] = Rule(step, factor, by_token)
     return rules
+
+
+def _kept_share(by_token: Tensor, kept: Sequence[int]) -> float:
+    """How the mean over tokens changes when only these are left."""
+    before = by_token.mean()
+    return (by_token[list(kept)].mean() / before).item() if before > 0 else 1.0
 
 
 def _shapes_by_token(key: str, num_tokens: int, parameter: Tensor) -> list[tuple[int, ...]]:

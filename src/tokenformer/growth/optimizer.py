@@ -17,7 +17,7 @@ from ..errors import BadRequestError, did_you_mean
 from ..models import growth_records
 from ..pattention import pattention_layers
 from .moments import FOLLOWING, MOMENTS, Moment, Rule, copied_state, grown_state, moments_of, rules_for
-from .plan import DepthGrowth, Growth, LayerGrowth, find_stack, key_size
+from .plan import REARRANGING, DepthGrowth, Growth, LayerGrowth, find_stack, key_size
 from .rates import rates_follow
 
 
@@ -66,6 +66,11 @@ def _remembered_growth(old_model: nn.Module, new_model: nn.Module) -> Growth:
 def _between(old_model: nn.Module, new_model: nn.Module, record: Mapping[str, Any]) -> Growth:
     """The step from one model to the other, from what the larger one's record says of it."""
     method, depth = record["method"], None
+    if method in REARRANGING:
+        raise BadRequestError(
+            f"grow_optimizer: which tokens a {method} kept is not in the model's record; pass growth=, the last_growth "
+            f"of the model that {method} returned"
+        )
     if "blocks" in record:
         depth = DepthGrowth(**record["blocks"], stack=find_stack(new_model)[0])
     growth = Growth(method, record["seed"], record["noise"], {}, depth)

@@ -25,6 +25,8 @@ from ..pattention.groups import layers_with_groups
 
 Method = Literal["zero", "split", "rotate", "random"]
 METHODS: tuple[str, ...] = get_args(Method)
+# The steps of shrinking/, which append nothing: they drop tokens, or put them in another order.
+REARRANGING = ("shrink", "sort")
 # Of one layer: beyond any memory, and below what overflows.
 MOST_TOKENS = 2**31
 
@@ -33,13 +35,16 @@ MOST_TOKENS = 2**31
 class LayerGrowth:
     """One layer: every old token is repeated `copies` times, then new tokens fill up to `after`.
 
-    `rotated`: the keys of the new tokens are rotations of the old ones, instead of zero.
+    `rotated`: the keys of the new tokens are rotations of the old ones, instead of zero. `kept`: in a step of
+    shrinking/, which appends nothing, the old token that each token of the layer was; tau is then `tau_factor` of it.
     """
 
     before: int
     after: int
     copies: int
     rotated: bool = False
+    kept: tuple[int, ...] | None = None
+    tau_factor: float = 1.0
 
     @classmethod
     def by(cls, method: str, before: int, after: int, key_size: int) -> "LayerGrowth":
@@ -95,6 +100,11 @@ class Growth:
     group: GroupGrowth | None = None
 
     @property
+    def verb(self) -> str:
+        """What the step does, as errors begin."""
+        return self.method if self.method in REARRANGING else "grow"
+
+    @property
     def label(self) -> str:
         """The method, as people read it."""
         if self.group is not None:
@@ -129,7 +139,16 @@ class Growth:
             del step["blocks"]["stack"]
         if self.group is not None:
             step["group"] = self.group.name
+        if self.method == "shrink":
+            step["tau_factors"] = self._tau_factors()
         return step
+
+    def _tau_factors(self) -> dict[str, float]:
+        """By the last part of a layer's name, the geometric mean over the layers that have it."""
+        logs: dict[str, list[float]] = {}
+        for name, layer in self.layers.items():
+            logs.setdefault(name.rpartition(".")[2], []).append(math.log(layer.tau_factor))
+        return {last: math.exp(sum(found) / len(found)) for last, found in logs.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -193,34 +212,41 @@ def best_method(model: nn.Module) -> str:
 
 def check_growable(model: nn.Module, method: str) -> None:
     """Refuse what no request can change: adapters on tokens, shards, shared tokens, records that do not fit."""
+    verb = method if method in REARRANGING else "grow"
+    check_tokens(model, verb)
+    for name, groups in layers_with_groups(model):
+        shared = [group for group in groups.names() if groups[group].norm == "shared"]
+        if shared and method not in ("zero", "sort"):
+            way_out = "" if method == "shrink" else ", or use method='zero'"
+            raise BadRequestError(
+                f"{verb}: the token group {shared[0]!r} shares the normaliser of {name}, which {method} changes; merge "
+                f"it first (merge_tokens){way_out}"
+            )
+    for part, record in growth_records(model):
+        record.check_growth(part, method)
+
+
+def check_tokens(model: nn.Module, verb: str) -> None:
+    """Refuse tokens that are not simply a layer's own: under an adapter, sharded, quantised, shared."""
     owners: dict[int, str] = {}
     for name, layer in pattention_layers(model):
         if name.endswith(".base_layer"):  # peft's name for what it wraps; its own matrices would not grow
             raise BadRequestError(
-                f"grow: {name.partition('.base_layer')[0]} has an adapter on its tokens; merge it first "
-                "(merge_and_unload), or grow the model without it"
+                f"{verb}: {name.partition('.base_layer')[0]} has an adapter on its tokens; merge it first "
+                f"(merge_and_unload), or {verb} the model without it"
             )
         for key, tokens in layer.named_parameters(recurse=False):
             if isinstance(tokens, DTensor):
                 raise BadRequestError(
-                    f"grow: {name}.{key} is sharded over devices; grow the full model or a checkpoint of it"
+                    f"{verb}: {name}.{key} is sharded over devices; {verb} the full model or a checkpoint of it"
                 )
             if type(tokens) is not nn.Parameter:  # a quantiser's own class
                 raise BadRequestError(
-                    f"grow: {name}.{key} is quantised ({type(tokens).__name__}); grow first, then quantise"
+                    f"{verb}: {name}.{key} is quantised ({type(tokens).__name__}); {verb} first, then quantise"
                 )
             owner = owners.setdefault(id(tokens), name)
             if owner != name:
-                raise BadRequestError(f"grow: {name}.{key} is shared with {owner}; untie them first")
-    for name, groups in layers_with_groups(model):
-        shared = [group for group in groups.names() if groups[group].norm == "shared"]
-        if shared and method != "zero":
-            raise BadRequestError(
-                f"grow: the token group {shared[0]!r} shares the normaliser of {name}, which {method} changes; merge "
-                "it first (merge_tokens), or use method='zero'"
-            )
-    for part, record in growth_records(model):
-        record.check_growth(part, method)
+                raise BadRequestError(f"{verb}: {name}.{key} is shared with {owner}; untie them first")
 
 
 def key_size(layer: Pattention) -> int:
@@ -334,19 +360,21 @@ def _plan_depth(model: nn.Module, depth: int, new_blocks: str, new_blocks_at: st
     return DepthGrowth(len(stack), depth, cast(NewBlocks, new_blocks), cast(NewBlocksAt, new_blocks_at), stack=name)
 
 
-def layers_called(key: str, layers: dict[str, Pattention], config: TokenFormerBaseConfig | None) -> list[str]:
+def layers_called(
+    key: str, layers: dict[str, Pattention], config: TokenFormerBaseConfig | None, verb: str = "grow"
+) -> list[str]:
     """The layers a key of num_tokens means: by role in a TokenFormer, by name or pattern in any other module.
 
     A name may leave out its first parts: `layers.0.mlp` also means `gpt_neox.layers.0.mlp`.
     """
     if config is not None:
         if key not in config.token_roles:
-            raise BadRequestError(f"grow: num_tokens has the key {key!r}; {did_you_mean(key, config.token_roles)}")
+            raise BadRequestError(f"{verb}: num_tokens has the key {key!r}; {did_you_mean(key, config.token_roles)}")
         return [name for name in layers if name.rpartition(".")[2] in config.token_roles[key]]
     names = [name for name in layers if fnmatchcase(name, key)]
     names = names or [name for name in layers if fnmatchcase(name, f"*.{key}")]
     if not names:
-        raise BadRequestError(f"grow: no Pattention layer is called {key!r}; {did_you_mean(key, layers)}")
+        raise BadRequestError(f"{verb}: no Pattention layer is called {key!r}; {did_you_mean(key, layers)}")
     return names
 
 

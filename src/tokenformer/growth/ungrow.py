@@ -24,7 +24,7 @@ from ..models.kept_groups import remove_group
 from ..pattention import Pattention, pattention_layers
 from ..pattention.groups import layers_with_groups
 from .layer import replace_data
-from .plan import LayerGrowth, find_stack, key_size
+from .plan import REARRANGING, LayerGrowth, find_stack, key_size
 
 Model = TypeVar("Model", bound=nn.Module)
 # Integers as wide as numbers of so many bytes.
@@ -40,6 +40,13 @@ def ungrow(model: Model, *, inplace: bool = False) -> Model:
     """
     part, config = _grown(model)
     step = config.growth_history[-1]  # type: ignore[index]
+    if step["method"] in REARRANGING:
+        why = (
+            "the last step was a shrink, and the tokens that it dropped are gone; load the model from before it"
+            if step["method"] == "shrink"
+            else "the tokens have been sorted since, so that the new ones no longer stand last; ungrow first, then sort"
+        )
+        raise BadRequestError(f"ungrow: {why}")
     if step["method"] == "split" and step["before"] != step["after"]:
         raise BadRequestError(
             "ungrow: the last step was a split, which shares every old token out over its copies, so that none is "

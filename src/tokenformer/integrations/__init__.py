@@ -4,10 +4,12 @@ Importing this imports none of them: each hook runs when the tool itself is impo
 """
 
 from .on_import import on_import
+from .peft_groups import name_groups
 from .peft_targets import reach_tokens
 from .quantisation import watch_function, watch_torch, watch_torchao
 
 on_import("peft.tuners.tuners_utils", reach_tokens)
+on_import("peft.mapping", name_groups)
 on_import("torch.ao.quantization.quantize", watch_torch)
 on_import("torchao.quantization.quant_api", watch_torchao)
 # The function below convert_to_float8_training, which may have been imported by its name before this library was.

@@ -79,6 +79,11 @@ bigger = tokenformer.grow(model, factor=2, method="{method}")  # twice the param
 
 """
 
+# Steps for which no seed decides anything.
+DRAWS_NOTHING = ("shrink", "sort")
+# More scales than this are shown as a range.
+MOST_TAUS = 4
+
 PIPELINES = {
     "ForImageClassification": "image-classification",
     "ForSequenceClassification": "text-classification",
@@ -208,11 +213,11 @@ def growth_steps(config: TokenFormerBaseConfig) -> list[str]:
 def _growth_step(step: dict[str, Any], config: TokenFormerBaseConfig | None = None) -> str:
     """An adopted model has no configuration of ours, and its steps say nothing of token counts."""
     blocks, parts = step.get("blocks"), []
-    if config is None:
-        parts.append(f"{step['method']} (seed {step['seed']})")
+    method = step["method"] if step["method"] in DRAWS_NOTHING else f"{step['method']} (seed {step['seed']})"
+    if config is None or step["method"] == "sort":
+        parts.append(method)
     elif step["before"] != step["after"]:
-        counts = f"{_counts(config, step['before'])} -> {_counts(config, step['after'])}"
-        parts.append(f"{step['method']} (seed {step['seed']}): {counts}")
+        parts.append(f"{method}: {_counts(config, step['before'])} -> {_counts(config, step['after'])}")
     if "group" in step:
         parts.append(f"token group {step['group']} (seed {step['seed']})")
     if blocks is not None:
@@ -267,7 +272,7 @@ def _describe(model: PreTrainedModel) -> dict[str, str]:
         "parameter tokens (each of query, key, value / output / feed-forward)": " / ".join(
             str(count) for count in config.num_tokens.values()
         ),
-        "Pattention": f"{config.pattention_kind}, tau {', '.join(f'{tau:g}' for tau in taus) or 'as saved'}",
+        "Pattention": f"{config.pattention_kind}, tau {_listed_taus(taus)}",
     }
     return {
         "title": kind.title,
@@ -302,6 +307,13 @@ def _describe_adopted(model: PreTrainedModel, record: Adopted) -> dict[str, str]
         "changing what it computes.",
         "size": _table(["", ""], rows.items()),
     }
+
+
+def _listed_taus(taus: list[float]) -> str:
+    """Those of a model are few, unless it was shrunk."""
+    if len(taus) > MOST_TAUS:
+        return f"{taus[0]:g} to {taus[-1]:g}"
+    return ", ".join(f"{tau:g}" for tau in taus) or "as saved"
 
 
 def _auto_class(model: PreTrainedModel) -> str:

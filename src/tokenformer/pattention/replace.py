@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from ..errors import BadRequestError, did_you_mean
+from .groups import groups_of
 from .module import Pattention, set_submodule
 
 # The mean square of a token's weight at birth, for scores z ~ N(0, 1): E[GeLU(z)²], 1 where the L2 norm comes last, and
@@ -79,6 +80,11 @@ def _check_replaceable(model: nn.Module, name: str, linear: nn.Linear) -> None:
     if linear is model:
         raise BadRequestError(
             "replace_linears: the model itself is an nn.Linear and cannot be replaced in place; build a Pattention"
+        )
+    if groups_of(linear) is not None:
+        raise BadRequestError(
+            f"replace_linears: token groups stand beside {name!r}, and were learnt there; replace it first and add "
+            "groups then, or remove_tokens them"
         )
     if isinstance(model.get_submodule(name.rpartition(".")[0]), nn.MultiheadAttention):
         raise BadRequestError(

@@ -1,9 +1,9 @@
-"""adapt: train a token group beside a saved TokenFormer, and keep the group alone.
+"""adapt: train a token group beside a saved model, and keep the group alone.
 
     tokenformer adapt models/mine adapters/law --data "law/*.txt" --tokens 16
 
-Enters: a model folder and data. Leaves: the group, as `save_tokens` writes it; beside it, until it is there, a recipe
-(OUT.yaml) and its run (OUT.run), so that the same command goes on where it was stopped.
+Enters: the folder of a TokenFormer, or of a causal language model of any family of transformers, and data. Leaves: the
+group, as `save_tokens` writes it; beside it its run (OUT.run), so that the same command goes on where it was stopped.
 """
 
 import os
@@ -11,13 +11,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..errors import BadRequestError, did_you_mean
 from ..groups import save_tokens
-from ..io import check_new, replace_file
-from ..models import TokenFormerBaseConfig, TokenFormerConfig
+from ..io import check_new
+from ..models import TokenFormerBaseConfig, TokenFormerVisionConfig
 from ..models.loading import local_folder, read_config, read_model
+from .beside import train_beside
 from .recipe import load_recipe
 from .run import train
 
@@ -53,9 +52,8 @@ def adapt_folder(
     if where not in WHERE:
         raise BadRequestError(f"where={where!r} is not known; {did_you_mean(where, WHERE)}")
     folder = local_folder(source)
-    config = read_config(folder, TokenFormerBaseConfig)
-    recipe = target.with_name(f"{target.name}.yaml")
-    recipe.parent.mkdir(parents=True, exist_ok=True)
+    config = read_config(folder)
+    ours = isinstance(config, TokenFormerBaseConfig)
     name = name or target.name
     stage = {"group": name, "num_tokens": dict.fromkeys(WHERE[where], tokens), "steps": steps}
     values: dict[str, Any] = {
@@ -65,18 +63,25 @@ def adapt_folder(
             "learning_rate": learning_rate,
             "weight_decay": 0.0,
             "output_dir": str(target.with_name(f"{target.name}.run")),
+            **({} if ours else {"rates": "equal"}),
         },
         "growth": {"stages": [stage], "warmup_steps": min(100, max(1, steps // 5))},
     }
-    replace_file(recipe, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
-    trained = read_model(train(load_recipe(recipe, overrides)))
+    recipe = load_recipe(target, overrides, values)
+    trained = read_model(train(recipe)) if ours else train_beside(recipe)
     trained.config.name_or_path = str(source)
     return save_tokens(trained, name, target)
 
 
-def _data(folder: Path, config: TokenFormerBaseConfig, sources: list[str]) -> dict[str, Any]:
+def _data(folder: Path, config: Any, sources: list[str]) -> dict[str, Any]:
     """The data section: text in the model's tokens, or images."""
-    if not isinstance(config, TokenFormerConfig):
+    if isinstance(config, TokenFormerVisionConfig):
         return {"images": sources if len(sources) > 1 else sources[0]}
-    tokenizer = {"tokenizer": str(folder)} if (folder / "tokenizer.json").is_file() else {}
-    return {"train": sources, "block_length": min(LONGEST_BLOCK, config.max_position_embeddings), **tokenizer}
+    # A TokenFormer without a tokenizer reads bytes; no other model does.
+    own = not isinstance(config, TokenFormerBaseConfig) or (folder / "tokenizer.json").is_file()
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None) or LONGEST_BLOCK
+    return {
+        "train": sources,
+        "block_length": min(LONGEST_BLOCK, longest),
+        **({"tokenizer": str(folder)} if own else {}),
+    }

@@ -121,10 +121,13 @@ class Recipe:
         return yaml.safe_dump(self.resolved(), sort_keys=False, allow_unicode=True)
 
 
-def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
-    """Read a recipe file and apply `section.key=value` overrides to it."""
+def load_recipe(path: str | Path, overrides: Iterable[str] = (), values: dict[Any, Any] | None = None) -> Recipe:
+    """Read a recipe file and apply `section.key=value` overrides to it.
+
+    `values` are taken in place of a file's. `path` is then what errors and the run are called by.
+    """
     path, overrides = Path(path), list(overrides)
-    recipe = _check(override(read_values(path), overrides, path), path)
+    recipe = _check(override(read_values(path) if values is None else values, overrides, path), path)
     asked = any(given.startswith(("training.push_to_hub=", "training=")) for given in overrides)
     if getattr(recipe.training, "push_to_hub", None) and not asked:
         raise BadRequestError(

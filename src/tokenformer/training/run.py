@@ -84,7 +84,7 @@ def train(recipe: Recipe, console: Console | None = None) -> Path:
     # The first process may prepare data for hours while the others wait.
     processes = PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(days=7))
     _check_before_reading(recipe, processes.num_processes)
-    with _run_lock(recipe.folder, processes):
+    with run_lock(recipe.folder, processes):
         check_same_recipe(recipe, recipe.folder)
         with processes.main_process_first():
             for data in (recipe.data, *recipe.data_of_stages.values()):
@@ -128,7 +128,7 @@ def _check_before_reading(recipe: Recipe, processes: int) -> None:
 
 
 @contextmanager
-def _run_lock(folder: Path, processes: PartialState) -> Iterator[None]:
+def run_lock(folder: Path, processes: PartialState) -> Iterator[None]:
     """Make the folder and let one process, or one group of them, into it at a time."""
     if not processes.is_main_process:
         yield

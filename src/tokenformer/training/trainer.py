@@ -87,7 +87,7 @@ class LadderTrainer(Trainer):
 
     def get_decay_parameter_names(self, model: Any) -> list[str]:
         """All but those that Trainer leaves out, norms and biases, and those that the model does."""
-        spared = tuple(self.plain_model.no_decay)
+        spared = tuple(getattr(self.plain_model, "no_decay", ()))
         return [name for name in super().get_decay_parameter_names(model) if name.rpartition(".")[2] not in spared]
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
@@ -136,7 +136,7 @@ class LadderTrainer(Trainer):
     def _rate_shares(self) -> dict[str, float]:
         """By parameter, its share of the learning rate: by the size of its layer, and by depth."""
         model, training = self.plain_model, self.recipe.training
-        names, depth = (name for name, _ in model.named_parameters()), model.config.num_hidden_layers
+        names, depth = (name for name, _ in model.named_parameters()), model.config.get_text_config().num_hidden_layers
         by_size = rate_shares(model, self.ladder.rate_base) if training.rates == "scaled" else dict.fromkeys(names, 1.0)
         return {name: share * share_by_depth(name, depth, training.layer_decay) for name, share in by_size.items()}
 

@@ -107,7 +107,8 @@ def _set_eos(tokenizer: PreTrainedTokenizerFast, name: str, eos_token: str | Non
         eos_token = next((known for known in EOS_NAMES if known in vocabulary), None)
         if eos_token is None:
             raise BadRequestError(
-                f"tokenizer {name!r} has no end-of-document token; name one of its tokens with eos_token"
+                f"tokenizer {name!r} has no end-of-document token; name one of its tokens with eos_token: "
+                "data.eos_token=TOKEN in a recipe or behind train and adapt, --eos-token TOKEN behind prepare"
             )
     if eos_token is not None:
         tokenizer.eos_token = eos_token

@@ -1,0 +1,78 @@
+"""shrink(): a smaller model, without the tokens that do least.
+
+smaller = shrink(model, 0.5, data=batches)                        # half of the tokens everywhere
+smaller = shrink(model, num_tokens={"ffn": 512}, data=batches)    # only the feed-forward blocks
+smaller = shrink(model, max_loss=0.01, data=batches)              # as small as 0.01 nats allow
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import TypeVar
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import BadRequestError
+from ..growth.grow import apply_growth
+from ..growth.plan import check_growable
+from .measure import Batch, measure
+from .plan import Counts, Factor, check_request, check_unfrozen, plan_shrink, plan_sort, sizes_asked
+from .search import fit_sizes
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def shrink(
+    model: Model,
+    factor: Factor | None = None,
+    *,
+    num_tokens: Counts | None = None,
+    max_loss: float | None = None,
+    data: Iterable[Batch],
+    inplace: bool = False,
+    optimizer: Optimizer | None = None,
+) -> Model:
+    """Drop the tokens of every Pattention that do least on data, and fit tau to those that stay.
+
+    Give one of `factor`, `num_tokens` and `max_loss`. All layers of a role keep equally many tokens, each its own best.
+    The step is kept as `model.last_growth`, so that `grow_optimizer(optimizer, model, smaller)` lets an optimizer
+    follow. Gradients are cleared.
+
+    Args:
+        model: any module that contains Pattention layers.
+        factor: the share of its tokens that every layer keeps, between 0 and 1; or shares by role in a TokenFormer
+            (qkv, out, ffn), by layer name or pattern in any other module.
+        num_tokens: the new counts, by role or layer in the same way, or one number for all.
+        max_loss: find the smallest sizes, in sixteenths by role, at which the loss on the data rises by at most so
+            many nats. The data needs labels, and is read many times.
+        data: batches as `rank_tokens` takes them. A tensor of ids is its own labels.
+        inplace: shrink the model itself.
+        optimizer: with `inplace`, let it follow as well.
+    """
+    check_request(factor, num_tokens, max_loss)
+    check_growable(model, "shrink")
+    check_unfrozen(model, "shrink")
+    if max_loss is not None and not isinstance(data, Collection):
+        raise BadRequestError(
+            f"shrink: max_loss reads the data many times, and a {type(data).__name__} may be read once; give a list"
+        )
+    sizes = sizes_asked(model, factor, num_tokens) if max_loss is None else {}
+    uses = measure(model, data, "shrink")
+    if max_loss is not None:
+        assert isinstance(data, Collection)
+        sizes = fit_sizes(model, uses, data, max_loss)
+    return apply_growth(model, plan_shrink(model, uses, sizes), inplace=inplace, optimizer=optimizer)
+
+
+def sort_tokens(model: nn.Module, ranking: Mapping[str, Tensor], *, optimizer: Optimizer | None = None) -> None:
+    """Put the tokens of every layer in the order of a ranking, the highest first, in place.
+
+    Tokens are a set, so the model computes the same, up to the rounding of sums.
+
+    Args:
+        model: any module that contains Pattention layers.
+        ranking: by layer, a number for each token, as from `rank_tokens`. Layers that it leaves out stay as they are.
+        optimizer: the model's, whose moments follow; without this they would go on with other tokens.
+    """
+    check_growable(model, "sort")
+    check_unfrozen(model, "sort")
+    apply_growth(model, plan_sort(model, ranking), inplace=True, optimizer=optimizer)
