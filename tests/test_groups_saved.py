@@ -26,7 +26,6 @@ from tokenformer import (
     token_groups,
     use_tokens,
 )
-from tokenformer.groups.files import save_groups
 
 
 class Blocks(Dataset):
@@ -154,7 +153,7 @@ class TestSavePretrained:
     def test_a_push_to_the_hub_is_refused_before_anything_is_written(self, tmp_path):
         model = add_tokens(make("llama"), "law", 4)
         with pytest.raises(BadRequestError, match="save_pretrained: save the groups, and upload their folder"):
-            save_groups(model, tmp_path / "new", push_to_hub=True)
+            model.save_pretrained(tmp_path / "new", push_to_hub=True)
         assert not (tmp_path / "new").exists()
 
     def test_a_base_that_has_grown_is_said_not_to_be_saved(self, tmp_path):

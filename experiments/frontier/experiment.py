@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from lab.figures import OURS, colour, draw, legend
+from lab.figures import OURS, colour, draw, legend, plain_ticks
 from lab.models import config_of
 from lab.results import final, finished, flops, lines, write_results
 from lab.sizes import SIZES, rate_of, to_the_end, token_former
@@ -211,6 +211,7 @@ def _losses(axes: Any, findings: dict[str, Any]) -> None:
     for (name, one), style in zip(findings["ladders"].items(), ("s-", "s--"), strict=True):
         _line(axes, one["budgets"], style, OURS, f"grown by {name}")
     axes.set(xscale="log", xlabel="training FLOPs", ylabel="validation loss, nats a byte")
+    plain_ticks(axes.xaxis)
     legend(axes)
 
 
@@ -237,6 +238,7 @@ def _above(axes: Any, findings: dict[str, Any]) -> None:
     for (name, one), style in zip(findings["ladders"].items(), ("s-", "s--"), strict=True):
         _line(axes, relative(one["budgets"]), style, OURS, f"grown by {name}")
     axes.set(xscale="log", xlabel="training FLOPs", ylabel="% above the best size from scratch", ylim=(-2, 15))
+    plain_ticks(axes.xaxis)
     legend(axes)
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from frontier.experiment import BASE, BYTES, SHAPES, WARM_NEW, law
-from lab.figures import OURS, colour, draw, legend
+from lab.figures import OURS, colour, draw, legend, plain_ticks
 from lab.models import config_of
 from lab.results import best, compute, curve, final, finished, flops, losses, parameters, write_results
-from lab.sizes import SEEDS, SIZES, STEPS, down_from, rate_of, seeded, token_former
+from lab.sizes import SEEDS, SIZES, STEPS, down_from, rate_of, seeded, to_the_end, token_former
 from lab.spec import Growth, Run, TokenFormer
 from lab.tables import markdown, number, with_spread
 from rates.experiment import sweep
@@ -82,7 +82,7 @@ def plan() -> list[Run]:
     """Ladders and sizes from scratch with the first seed, then the other seeds."""
     lr = rate_of(token_former(SIZES[0]))
     if lr is None:
-        return seeded(token_former(SIZES[0]))
+        return to_the_end(token_former(SIZES[0]))
     runs = [run for tokens in SIZES for run in (*trials(tokens), *from_scratch(tokens))]
     for seed in SEEDS:
         runs += [straight(lr, seed), *family(lr, seed).values()]
@@ -157,6 +157,7 @@ def _curves(lr: float, axes: Any) -> None:
     if final(straight(lr)) is not None:
         axes.plot(*curve(straight(lr)), "--", color=OURS, lw=1, label="to the largest")
     axes.set(xscale="log", xlabel="training FLOPs", ylabel="validation loss, nats a byte", ylim=(1.45, 2.2))
+    plain_ticks(axes.xaxis)
     legend(axes)
 
 

@@ -104,7 +104,7 @@ class TokenFormerBaseConfig(PreTrainedConfig):
             better than the paper's 0.02 (docs/decisions.md).
         value_initializer_range: standard deviation of new value tokens; None for the paper's 2 / (layers · √width).
         growth_history: one entry per growth step: method, seed, token counts before and after, and blocks if it was in
-            depth.
+            depth. Shrinking and sorting add one each as well.
         token_groups: named groups of tokens that are part of the model: of each its name, its norm, how many tokens it
             has beside which layers, and whether it is merged, which is to say cannot be switched off.
     """

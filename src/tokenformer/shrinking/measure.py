@@ -130,7 +130,7 @@ def mean_loss(model: nn.Module, batches: Iterable[Batch]) -> float:
             labels = batch if isinstance(batch, Tensor) else batch.get("labels")
             if not isinstance(labels, Tensor):
                 raise BadRequestError(
-                    f"shrink: max_loss needs batches with labels, and one has only {', '.join(batch)}; add labels"  # type: ignore[arg-type]
+                    f"shrink: max_loss needs batches with labels, and one has only {', '.join(batch)}; add labels"
                 )
             scored = int((labels != IGNORED).sum())
             loss = getattr(call(model, batch, "shrink", labelled=True), "loss", None)

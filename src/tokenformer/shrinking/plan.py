@@ -144,6 +144,12 @@ def _first(scores: Tensor, ballast: int, count: int) -> Tensor:
 
 
 def _tau_factor(kind: str, shares: Tensor) -> float:
-    """What tau is multiplied by, so that the weights of tokens that stay are right on average."""
+    """What tau is multiplied by, so that the weights of tokens that stay are right on average.
+
+    Without the other tokens the normaliser of a row is smaller, and the weights of those that stay would grow.
+    """
+    # For the L2 kinds this is the root of the mean square of ‖kept scores‖ / ‖all scores‖. Their mean is the constant
+    # that leaves the kept scores nearest to what they were, but the two differ by less than their effect on the loss
+    # can be told apart, and mean squares add up over tokens: one pass over the data serves every choice of them.
     kept = shares.sum().item()
     return (kept if kind == "softmax" else math.sqrt(kept)) or 1.0
