@@ -30,7 +30,8 @@ DECAY = 300  # steps of every branch
 SHALLOW = replace(token_former(SIZES[0]), layers=2)
 # Growth steps into 4 blocks, then into the next sizes, and where the last branch leaves.
 FAMILY = (1700, 2300, 2900, 3470, 3840)
-STRAIGHT = (2470, 2820, 4100)  # from 2 blocks of 64 tokens: 4 blocks, 128 tokens, 256 tokens
+# From 2 blocks of 64 tokens to 4 blocks, 128 and 256 tokens: as planned, and shorter, as the first ended lower.
+STRAIGHT = ((2470, 2820, 4100), (2000, 2300, 3250))
 
 
 def scaled(model: TokenFormer, lr: float, seed: int = 0) -> Run:
@@ -73,9 +74,9 @@ def family(lr: float, seed: int = 0) -> dict[int, Run]:
     return runs
 
 
-def straight(lr: float, seed: int = 0) -> Run:
+def straight(lr: float, seed: int = 0) -> list[Run]:
     """To the largest size only."""
-    return ladder(SHAPES["2 blocks of 64 tokens"], STRAIGHT, lr, seed)
+    return [ladder(SHAPES["2 blocks of 64 tokens"], grows_at, lr, seed) for grows_at in STRAIGHT]
 
 
 def plan() -> list[Run]:
@@ -85,7 +86,7 @@ def plan() -> list[Run]:
         return to_the_end(token_former(SIZES[0]))
     runs = [run for tokens in SIZES for run in (*trials(tokens), *from_scratch(tokens))]
     for seed in SEEDS:
-        runs += [straight(lr, seed), *family(lr, seed).values()]
+        runs += [*straight(lr, seed), *family(lr, seed).values()]
     return sorted(runs, key=lambda run: run.seed)
 
 
@@ -127,12 +128,14 @@ def report() -> None:
 
 def _ladders(lr: float, found: ScalingLaw | None, scratch: dict[str, Any]) -> dict[str, Any]:
     ladders: dict[str, Any] = {}
-    runs = finished([straight(lr, seed) for seed in SEEDS])
     largest = scratch.get(str(SIZES[-1]))
-    if runs and largest:
-        facts = {"flops": flops(runs[0]), "of_scratch": flops(runs[0]) / largest["flops"]}
-        limit = ceiling(found, runs[0], largest["validation"]["mean"]) if found else None
-        ladders["largest"] = {**facts, **losses(runs), "ceiling": limit and limit / largest["flops"]}
+    for i in range(len(STRAIGHT)):
+        runs = finished([straight(lr, seed)[i] for seed in SEEDS])
+        if runs and largest:
+            facts = {"flops": flops(runs[0]), "of_scratch": flops(runs[0]) / largest["flops"]}
+            limit = ceiling(found, runs[0], largest["validation"]["mean"]) if found else None
+            one = {**facts, **losses(runs), "ceiling": limit and limit / largest["flops"]}
+            ladders.setdefault("largest", []).append(one)
     whole = [runs for seed in SEEDS if len(runs := finished(family(lr, seed).values())) == len(SIZES)]
     if whole and len(scratch) == len(SIZES):
         total = sum(size["flops"] for size in scratch.values())
@@ -154,8 +157,8 @@ def _curves(lr: float, axes: Any) -> None:
     for i, run in enumerate(finished(family(lr).values())):
         axes.plot(*curve(run), color=OURS, lw=1, label=None if i else "the family")
         axes.plot([flops(run)], [final(run)], "s", color=OURS, ms=4)
-    if final(straight(lr)) is not None:
-        axes.plot(*curve(straight(lr)), "--", color=OURS, lw=1, label="to the largest")
+    for i, run in enumerate(finished(straight(lr))):
+        axes.plot(*curve(run), "--", color=OURS, lw=1, label=None if i else "to the largest")
     axes.set(xscale="log", xlabel="training FLOPs", ylabel="validation loss, nats a byte", ylim=(1.45, 2.2))
     plain_ticks(axes.xaxis)
     legend(axes)
@@ -164,13 +167,13 @@ def _curves(lr: float, axes: Any) -> None:
 def tables(findings: dict[str, Any]) -> dict[str, str]:
     """The three accounts."""
     scratch, ladders = findings.get("scratch", {}), findings.get("ladders", {})
-    largest, whole = ladders.get("largest"), ladders.get("family")
+    whole = ladders.get("family")
 
     def against(one: dict[str, Any], tokens: str) -> str:
         return f"{one['validation']['mean'] / scratch[tokens]['validation']['mean'] - 1:+.1%}"
 
     accounts = []
-    if largest:
+    for largest in ladders.get("largest", []):
         limit = "-" if largest["ceiling"] is None else f"{largest['ceiling']:.0%}"
         off = against(largest, str(SIZES[-1]))
         accounts.append(["the largest size", f"{largest['of_scratch']:.0%}", off, limit])

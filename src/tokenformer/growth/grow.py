@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..errors import BadRequestError
-from ..models import growth_records
+from ..models import TokenFormerBaseConfig, growth_records
 from ..models.kept_groups import check_name
 from ..pattention import pattention_layers
 from .depth import grow_depth
@@ -110,7 +110,12 @@ def apply_growth(model: Model, growth: Growth, *, inplace: bool = False, optimiz
             )
         check_optimizer(optimizer, model, growth)
     model = model if inplace else copy.deepcopy(model)
-    marks = {id(part): mark(part) for part, _ in growth_records(model)}
+    # What `ungrow` compares with, which takes TokenFormers.
+    marks = {
+        part: {"mark": mark(part)}
+        for part, record in growth_records(model)
+        if isinstance(record, TokenFormerBaseConfig)
+    }
     layers = dict(pattention_layers(model))
     for name in growth.layers:
         grow_layer(name, layers[name], growth)
@@ -120,7 +125,7 @@ def apply_growth(model: Model, growth: Growth, *, inplace: bool = False, optimiz
     if growth.group is not None:
         grow_group(model, growth)
     for part, record in growth_records(model):
-        record.record_growth(part, {**growth.to_record(), "mark": marks[id(part)]})
+        record.record_growth(part, {**growth.to_record(), **marks.get(part, {})})
     model.last_growth = growth  # type: ignore[assignment]
     if optimizer is not None:
         grow_optimizer(optimizer, model, model, growth=growth)
