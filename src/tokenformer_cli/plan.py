@@ -149,9 +149,9 @@ def _loss(plan: "Plan", climb: "Climb") -> str:
 def _because(plan: "Plan") -> str:
     if len(plan.climb.rungs) == 1:
         return f"no growth step is worth its cost with this budget; train {plan.best_from_scratch.rungs[0].size.name}"
-    gain = plan.best_from_scratch.loss - plan.climb.loss
     if plan.anytime:
         return "it may be stopped anywhere on the way"
+    gain = plan.best_from_scratch.loss - plan.climb.loss
     deviation = plan.deviation(plan.best_from_scratch, plan.climb)
     unsure = "" if deviation is None else f" ± {deviation:.3f}"
     if not plan.grows:

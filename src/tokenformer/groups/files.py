@@ -135,7 +135,7 @@ def group_tensors(model: nn.Module, name: str, state_dict: Mapping[str, Tensor] 
     found = state_dict
     if found is None:
         found = {
-            f"{layer}.token_groups.{name}.{part}": tensor
+            tensor_name(layer, name, part): tensor
             for layer, groups in layers_with_groups(model)
             if name in groups
             for part, tensor in groups[name].state_dict().items()
@@ -217,7 +217,7 @@ def _group(
             f"{folder} has tokens for {layer!r}, which this model does not have; {did_you_mean(layer, modules)}"
         )
     module, place = modules[layer], place_of(model, layer)
-    keys, values = (tensors[tensor_name(saved, facts, part)] for part in PARTS[:2])
+    keys, values = (tensors[tensor_name(saved, facts["name"], part)] for part in PARTS[:2])
     count = facts["layers"][saved]
     if keys.shape != (count, place.d_in) or values.shape != (count, place.d_out):
         raise BadRequestError(
@@ -232,5 +232,5 @@ def _group(
             raise BadRequestError(f"{folder} shares the normaliser of kind {kind}, and {layer!r} is of {place.kind}")
     with torch.device(device_of(module) or "cpu"):
         group = TokenGroup(place.d_in, place.d_out, count, kind, norm, dtype=keys.dtype)
-    group.load_state_dict({part: tensors[tensor_name(saved, facts, part)] for part in PARTS})
+    group.load_state_dict({part: tensors[tensor_name(saved, facts["name"], part)] for part in PARTS})
     return group.requires_grad_(False)

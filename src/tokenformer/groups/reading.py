@@ -86,7 +86,7 @@ def read_tensors(folder: Path, facts: Mapping[str, Any]) -> dict[str, Tensor]:
         raise BadFileError(f"{path} cannot be read: {error}") from error
     for layer in facts["layers"]:
         for part in PARTS:
-            key = tensor_name(layer, facts, part)
+            key = tensor_name(layer, facts["name"], part)
             wrong = _wrong(tensors.get(key), part)
             if wrong:
                 raise BadFileError(f"{path} is damaged: {key} {wrong}; save the group again")
@@ -98,12 +98,12 @@ def _wrong(tensor: Tensor | None, part: str) -> str | None:
     if tensor is None:
         return "is missing"
     if not tensor.is_floating_point():
-        return f"is of {tensor.dtype}, and fractions are needed"
+        return f"is of {tensor.dtype}, and floating-point numbers are needed"
     if part == "tau" and tensor.shape:
         return f"has the shape {list(tensor.shape)}, and it is one number"
     return None if tensor.isfinite().all() else "has numbers that are not finite"
 
 
-def tensor_name(layer: str, facts: Mapping[str, Any], part: str) -> str:
-    """What a part of a group is called in its file."""
-    return f"{layer}.token_groups.{facts['name']}.{part}"
+def tensor_name(layer: str, name: str, part: str) -> str:
+    """What a part of a group is called in a model, and in its file."""
+    return f"{layer}.token_groups.{name}.{part}"
