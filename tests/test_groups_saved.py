@@ -260,7 +260,11 @@ def test_damaged_facts_are_named_and_nothing_changed(saved, facts, message):
     ("part", "change", "message"),
     [
         ("tau", lambda tensor: torch.ones(3), r"law.tau has the shape \[3\], and it is one number; save the group"),
-        ("key_tokens", lambda tensor: tensor.int(), "law.key_tokens is of torch.int32, and floating-point numbers are needed"),
+        (
+            "key_tokens",
+            lambda tensor: tensor.int(),
+            "law.key_tokens is of torch.int32, and floating-point numbers are needed",
+        ),
         ("key_tokens", lambda tensor: tensor * float("nan"), "law.key_tokens has numbers that are not finite"),
         ("value_tokens", lambda tensor: tensor + float("inf"), "law.value_tokens has numbers that are not finite"),
     ],
