@@ -18,10 +18,10 @@ from typing import Any
 
 from lab.figures import OURS, colour, draw, legend, plain_ticks
 from lab.models import config_of
-from lab.results import final, finished, flops, lines, write_results
+from lab.results import final, flops, growth_steps, write_results
 from lab.sizes import SIZES, rate_of, to_the_end, token_former
 from lab.spec import Growth, Run, TokenFormer
-from lab.tables import change, markdown, number
+from lab.tables import growth_table, markdown, number
 
 from tokenformer import cost
 from tokenformer.planning import FinishedRun, ScalingLaw, Size, anytime_climb, climbed, fit
@@ -167,7 +167,7 @@ def report() -> None:
             if (loss := final(run)) is not None
         ]
         findings["ladders"] = {
-            name: {"sizes": one.sizes, "growths": _growths(one), "budgets": _reached(one, fitted)}
+            name: {"sizes": one.sizes, "growths": growth_steps(one.branches()), "budgets": _reached(one, fitted)}
             for name, one in ladders(lr).items()
         }
         draw(HERE / "frontier.png", [lambda axes: _losses(axes, findings), lambda axes: _above(axes, findings)])
@@ -183,16 +183,6 @@ def _reached(one: Ladder, fitted: ScalingLaw) -> list[dict[str, Any]]:
             "if_nothing_were_lost": climbed(fitted, one.stages(run), 1.0).loss,
         }
         for budget, run in done
-    ]
-
-
-def _growths(one: Ladder) -> list[dict[str, Any]]:
-    """Every growth step: where, how far the loss moved, and how far the next training losses lay above ungrown ones."""
-    measured = {line["step"]: line for run in finished(one.branches()) for line in lines(run) if "rise" in line}
-    return [
-        {"to": size, "step": step, "rise": measured[step]["rise"], "above": max(measured[step]["above_ungrown"])}
-        for size, step in zip(one.sizes[1:], (growth.step for growth in one.growths), strict=True)
-        if step in measured
     ]
 
 
@@ -273,15 +263,11 @@ def tables(findings: dict[str, Any]) -> dict[str, str]:
          f"{one['predicted'] / one['loss'] - 1:+.1%}"]
         for how, one in tested
     ]  # fmt: skip
-    growths = [
-        [f"by {name}", at["to"], str(at["step"]), change(at["rise"]), change(at["above"])]
-        for name, one in findings["ladders"].items()
-        for at in one["growths"]
-    ]
+    growths = growth_table({name: one["growths"] for name, one in findings["ladders"].items()})
     heads = [head for name in LADDERS for head in (f"grown by {name}", "")]
     return {
         "budgets": markdown(["FLOPs", "best from scratch", *heads], budgets),
         "sizes": markdown(["from scratch", *(f"{budget:.3g}" for budget in best)], sizes),
         "predicted": markdown(["", "size", "FLOPs", "measured", "predicted", ""], predicted),
-        "growths": markdown(["growth", "to", "step", "rise at growth", "rise over 20 steps, at most"], growths),
+        "growths": growths,
     }

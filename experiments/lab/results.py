@@ -91,6 +91,22 @@ def rise_at_growth(run: Run) -> float:
     return max((line["rise"] for line in lines(run) if line["kind"] == "growth"), key=abs)
 
 
+def growth_steps(runs: Iterable[Run]) -> list[dict[str, Any]]:
+    """Every growth step of finished runs, each once: what the model became, and how smooth it was.
+
+    rise: how far the validation loss moved when it grew; above: how far, at most, the training losses of the next steps
+    lay above those of the model that did not grow, on the same batches.
+    """
+    found = {}
+    for run in finished(runs):
+        for line in lines(run):
+            if "above_ungrown" in line:
+                shape, step = shape_at(run, line["step"]), line["step"]
+                grown = {"blocks": shape.layers, "tokens": shape.tokens, "step": step}
+                found[run.seed, step] = {**grown, "rise": line["rise"], "above": max(line["above_ungrown"])}
+    return [found[key] for key in sorted(found)]
+
+
 def parameters(run: Run) -> int:
     """Of the model at the end of a run."""
     if isinstance(run.model, NeoX) and run.model.replaced:

@@ -53,6 +53,22 @@ def change(value: float) -> str:
     return f"{round(value, 4) + 0.0:+.4f}"
 
 
+def growth_table(ladders: dict[str, list[dict[str, Any]]]) -> str:
+    """The growth steps of ladders by name, as `growth_steps` finds them."""
+    rows = [
+        [
+            name,
+            f"{one['blocks']} blocks of {one['tokens']} tokens",
+            str(one["step"]),
+            change(one["rise"]),
+            change(one["above"]),
+        ]
+        for name, steps in ladders.items()
+        for one in steps
+    ]
+    return markdown(["ladder", "grown to", "step", "rise at growth", "rise over 20 steps, at most"], rows)
+
+
 def pages() -> list[Path]:
     """All pages that may have such tables."""
     return [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "experiments").glob("*/README.md"))]

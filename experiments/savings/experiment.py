@@ -16,10 +16,10 @@ from typing import Any
 from frontier.experiment import BASE, BYTES, SHAPES, WARM_NEW, law
 from lab.figures import OURS, colour, draw, legend, plain_ticks
 from lab.models import config_of
-from lab.results import best, compute, curve, final, finished, flops, losses, parameters, write_results
+from lab.results import best, compute, curve, final, finished, flops, growth_steps, losses, parameters, write_results
 from lab.sizes import SEEDS, SIZES, STEPS, down_from, rate_of, seeded, to_the_end, token_former
 from lab.spec import Growth, Run, TokenFormer
-from lab.tables import markdown, number, with_spread
+from lab.tables import growth_table, markdown, number, with_spread
 from rates.experiment import sweep
 
 from tokenformer import cost
@@ -128,6 +128,11 @@ def report() -> None:
 
 def _ladders(lr: float, found: ScalingLaw | None, scratch: dict[str, Any]) -> dict[str, Any]:
     ladders: dict[str, Any] = {}
+    grown = {
+        "the family": [run for seed in SEEDS for run in family(lr, seed).values()],
+        "to the largest": [run for seed in SEEDS for run in straight(lr, seed)],
+    }
+    ladders["growths"] = {name: steps for name, runs in grown.items() if (steps := growth_steps(runs))}
     largest = scratch.get(str(SIZES[-1]))
     for i in range(len(STRAIGHT)):
         runs = finished([straight(lr, seed)[i] for seed in SEEDS])
@@ -206,4 +211,5 @@ def tables(findings: dict[str, Any]) -> dict[str, str]:
     return {
         "accounts": markdown(["account", "of the FLOPs from scratch", "loss, against it", "ceiling"], accounts),
         "sizes": markdown(header, sizes),
+        "growths": growth_table(ladders.get("growths", {})),
     }
