@@ -57,18 +57,26 @@ def check_nested_growth(recipe: Recipe, method: str, where: str) -> None:
     """Refuse a growth step that changes the first tokens."""
     if recipe.training.nested and method not in METHODS:
         raise BadRequestError(
-            f"{where}: method is {method}, which changes the first tokens, and training.nested trains them as models of "
-            "their own; choose rotate or zero"
+            f"{where}: method is {method}, which changes the first tokens, and training.nested trains these as models "
+            "of their own; choose rotate or zero"
         )
 
 
 def mean_flops(recipe: Recipe, config: Any, processes: int) -> tuple[float, float]:
     """FLOPs of a unit, forward and in training; with nested prefixes, the mean over the rows of a batch."""
-    nested = sorted(recipe.training.nested or [1.0], reverse=True)
-    rows = recipe.batch_per_process(processes)
-    shares = [(rows // len(nested) + (i < rows % len(nested))) / rows for i in range(len(nested))]
-    each = [recipe.data.flops(resized(config, fraction)) for fraction in nested]
-    forward, training = (
-        sum(share * flops for share, flops in zip(shares, kind, strict=True)) for kind in zip(*each, strict=True)
-    )
+    if not recipe.training.nested:
+        return recipe.data.flops(config)
+    forward = training = 0.0
+    for fraction, rows in row_shares(recipe.training.nested, recipe.batch_per_process(processes)):
+        of_size = recipe.data.flops(resized(config, fraction))
+        forward, training = forward + rows * of_size[0], training + rows * of_size[1]
     return forward, training
+
+
+def row_shares(nested: Sequence[float], rows: int) -> list[tuple[float, float]]:
+    """The sizes that compute the rows of a batch, in their order, each with its share of them."""
+    count = len(nested)
+    return [
+        (fraction, (rows // count + (i < rows % count)) / rows)
+        for i, fraction in enumerate(sorted(nested, reverse=True))
+    ]
