@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForImageClassification
 
 from command import ended, run
-from conftest import make_tiny, make_tiny_vision, relative_error
+from conftest import make_small, make_tiny_vision, relative_error
 from tokenformer import (
     KINDS,
     BadRequestError,
@@ -31,11 +31,6 @@ from tokenformer.models.prefixes import prefix_tau
 from tokenformer.pattention import fused, pattention
 
 IDS = torch.randint(0, 64, (4, 16), generator=torch.Generator().manual_seed(0))
-SMALL = {"vocab_size": 64, "hidden_size": 32, "qkv_tokens": 32, "out_tokens": 32, "ffn_tokens": 128}
-
-
-def make_small(**changes):
-    return make_tiny(**{**SMALL, **changes})
 
 
 def make_sorted(**changes):

@@ -52,8 +52,8 @@ LARGEST_UNSCALED = 2.0**35
 # 16 MB in fp32. Fewer make the products slower, more leave the cache: see docs/performance.md.
 NUMBERS_AT_ONCE = 2**22
 FEWEST_ROWS = 256
-# Values that are gathered one by one cost about so many times what they do in a product over all: see docs/sizes.md.
-GATHERED_COST = 4
+# What a value that is gathered for one row costs, in terms of one in a product over all values: see docs/sizes.md.
+GATHERED_COST = 1
 
 # By kind: the activation into the memory of the normalised scores. Fresh memory would cost more than the norm.
 _IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
