@@ -183,15 +183,11 @@ def main(argv: list[str] | None = None) -> None:
         [default_collate([part[i] for i in some]) for some in _by(16, at)]
         for part, at in ((data.train, places), (data.validation, range(min(given.blocks, len(data.validation)))))
     ]
-    found = {
-        "rises": rises(model, *batches, given.seed),
-        "top_k": by_count(model, batches[1]),
-        "fractions": by_fraction(model, *batches),
-    }
+    figures = [*rises(model, *batches, given.seed), *by_count(model, batches[1]), *by_fraction(model, *batches)]
     what = {"name": "smaller", "command": " ".join(["python", "benchmarks/smaller.py", *(argv or sys.argv[1:])])}
-    about = {"loss": mean_loss(model, batches[1]), "seed": given.seed, "blocks": given.blocks}
+    about = {"loss": mean_loss(model, batches[1]), "seed": given.seed, "blocks": given.blocks, "repeats": 1}
     given.out.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({**what, **about, **circumstances(), **found}, indent=1)
+    text = json.dumps({**what, **about, **circumstances(), "figures": figures}, indent=1)
     (given.out / "smaller.json").write_text(text + "\n")
 
 
