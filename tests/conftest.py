@@ -59,9 +59,17 @@ def tiny():
     return make_tiny()
 
 
+SMALL = {"vocab_size": 64, "hidden_size": 32, "qkv_tokens": 32, "out_tokens": 32, "ffn_tokens": 128}
+
+
 def make_tiny(**changes) -> TokenFormerForCausalLM:
     torch.manual_seed(0)
     return TokenFormerForCausalLM(TokenFormerConfig.preset("tiny", **changes)).eval()
+
+
+def make_small(**changes):
+    """A language model of width 32 with few ids."""
+    return make_tiny(**{**SMALL, **changes})
 
 
 def make_tiny_vision(**changes) -> TokenFormerForImageClassification:

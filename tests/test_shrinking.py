@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import make_tiny, make_tiny_vision, relative_error
+from conftest import make_small, make_tiny_vision, relative_error
 from hosts import make_host
 from tokenformer import (
     KINDS,
@@ -36,11 +36,6 @@ from tokenformer.shrinking.plan import plan_shrink, sizes_asked
 from tokenformer.shrinking.search import as_if
 
 IDS = torch.randint(0, 64, (4, 16), generator=torch.Generator().manual_seed(0))
-SMALL = {"vocab_size": 64, "hidden_size": 32, "qkv_tokens": 32, "out_tokens": 32, "ffn_tokens": 128}
-
-
-def make_small(**changes):
-    return make_tiny(**{**SMALL, **changes})
 
 
 def bigrams(rows, seed):

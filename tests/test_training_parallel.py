@@ -22,7 +22,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 # Without dropout, whose random numbers each process draws for itself, and at a rate at which a difference in the last
 # bit of a sum does not double with every step.
 TRAINING = {"learning_rate": 3e-4}
-PARAMETERS = {"text": 23, "deep": 23, "images": 28, "muon": 23}
+PARAMETERS = {"text": 23, "deep": 23, "images": 28, "muon": 23, "nested": 23}
 DEEP = {"stages": [{"steps": 10}, {"depth": 3, "steps": 8}, {"depth": 4, "factor": 2, "steps": 9}]}
 
 
@@ -33,6 +33,8 @@ def one_process(tmp_path_factory, request):
     if request.param != "images":
         growth = DEEP if request.param == "deep" else {}
         training = {**TRAINING, "optimizer": "muon" if request.param == "muon" else "adamw"}
+        if request.param == "nested":  # a process divides its own rows: those of a micro-batch here
+            training |= {"nested": [0.25, 0.5, 1.0], "gradient_accumulation_steps": 2}
         recipe = write_recipe(folder, model={"attention_dropout": 0.0}, training=training, growth=growth)
     else:
         recipe = write_image_recipe(folder, model={"attention_dropout": 0.0, "drop_path_rate": 0.0}, training=TRAINING)
@@ -68,12 +70,15 @@ def assert_equal_to_one(out, reference):
         pytest.param("deep", "fsdp", marks=pytest.mark.slow),
         pytest.param("muon", "ddp", marks=pytest.mark.slow),
         pytest.param("muon", "fsdp", marks=pytest.mark.slow),
+        pytest.param("nested", "ddp", marks=pytest.mark.slow),
+        pytest.param("nested", "fsdp", marks=pytest.mark.slow),
     ],
     indirect=["one_process"],
 )
 def test_two_processes_are_equal_to_one(one_process, tmp_path, parallel):
     recipe, reference, parameters = one_process
-    done = two_processes(recipe, tmp_path / "run", f"training.parallel={parallel}")
+    together = "training.gradient_accumulation_steps=1"  # what one process may have done in two parts
+    done = two_processes(recipe, tmp_path / "run", f"training.parallel={parallel}", together)
     if parallel == "fsdp" and not HAS_FSDP:
         assert "training.parallel is fsdp, which needs transformers 5.19 or newer" in done.stderr
         return

@@ -16,6 +16,8 @@ from typing import Any
 from suite import circumstances
 
 from tokenformer import cost
+from tokenformer.models.prefixes import resized
+from tokenformer.training.nested import row_shares
 
 from .models import build, config_of, grow_both, muon_flops, optimizer_of
 from .spec import Adapter, Growth, NeoX, Run, Shape, TokenFormer, TokenViT, ViT
@@ -137,8 +139,11 @@ def _flops_of_sample(run: Run, step: int) -> int:
     shape = shape_at(run, step)
     if isinstance(shape, TokenViT | ViT):
         return cost.training_flops_per_image(config_of(shape))
-    forward = cost.forward_flops_per_token(config_of(shape), run.context) + _adopted_at(run, step)[1]
-    return run.context * 3 * forward
+    config, adopted = config_of(shape), _adopted_at(run, step)[1]
+    parts = row_shares(run.nested or (1.0,), run.batch)
+    sizes = [(rows, resized(config, share) if run.nested else config) for share, rows in parts]
+    forward = sum(rows * (cost.forward_flops_per_token(each, run.context) + adopted) for rows, each in sizes)
+    return round(run.context * 3 * forward)
 
 
 def compute(runs: list[Run]) -> float:

@@ -123,6 +123,7 @@ class Run:
     optimizer: str = "adamw"  # or muon, for matrices in the blocks; AdamW has the rest
     begins: "Run | None" = None  # the finished run whose model this one begins with; steps are counted afresh
     adapter: Adapter | None = None  # of a run that begins with another one
+    nested: tuple[float, ...] = ()  # shares of the tokens that are trained as models of their own, with 1 for the whole
 
     @property
     def old_text(self) -> str:

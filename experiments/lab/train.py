@@ -10,6 +10,7 @@ learning itself is the same: AdamW, gradients clipped to 1, the same rates as th
 import json
 import math
 import os
+import tempfile
 import time
 from copy import deepcopy
 from dataclasses import asdict
@@ -24,6 +25,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from tokenformer.io import replace_file
 from tokenformer.training.held_rows import FrozenRows, NewTokenWarmup
+from tokenformer.training.nested import nest
 
 from .adapters import with_adapter
 from .data import TextTask
@@ -135,6 +137,8 @@ class Training:
         ramp = self.growth is not None and self.growth.tau_steps and self.growth.step == segment.start
         if ramp and self.taus is None:
             self.taus = tau_targets(self.model)
+        if self.run.nested:
+            nest(self.model, self.run.nested)
         if ungrown is not None:
             self.lines[-1]["above_ungrown"] = [a - b for a, b in zip(self._first_losses(), ungrown, strict=True)]
 
@@ -237,11 +241,23 @@ class Training:
         self.measure("end", **self.validate("validation", count), **more)
         if is_last:
             self.measure("test", **self.validate("test", MANY))
+            for share in sorted({*self.run.nested} - {1.0}):
+                part, sizes = prefix_of(self.model, share), {"share": share}
+                for name, of in (("end", "validation"), ("test", "test")):
+                    sizes[name] = score(part, self.task, of, MANY)["loss"]
+                self.measure("prefix", sizes["end"], **sizes)
         self.save("state.pt")
         what = {"run": asdict(self.run), "start": self.segment.start, "end": self.segment.end}
         result = {**what, "made": circumstances(), "lines": self.lines}
         replace_file(self.folder / "result.json", json.dumps(result))
         (self.folder / "part.pt").unlink(missing_ok=True)
+
+
+def prefix_of(model: Any, share: float) -> Any:
+    """The model that a share of a nested model's tokens is, as it is loaded from a folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return type(model).from_pretrained(folder, token_fraction=share).eval()
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .terminal import BadCommandError, TokenGroups, TrustRemoteCode, quiet_libraries
+from .terminal import BadCommandError, TokenFraction, TokenGroups, TrustRemoteCode, quiet_libraries
 
 commands = typer.Typer()
 EXAMPLE = "Example: tokenformer eval models/mine --tasks piqa,arc_easy --json scores.json"
@@ -70,6 +70,7 @@ def eval_command(
     json_file: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="A file for the numbers.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, …", show_default="the fastest")] = None,
     tokens: TokenGroups = None,
+    token_fraction: TokenFraction = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Score a model: on a text, on benchmark tasks, or on images.
@@ -105,7 +106,7 @@ def eval_command(
         existing_file(text)
     if json_file is not None:
         check_new_file(json_file)
-    scored = ScoredModel(model_name, tokens or [], device, trust_remote_code)
+    scored = ScoredModel(model_name, tokens or [], device, trust_remote_code, token_fraction)
     if text is not None:
         windows = None if rows_at_a_time == "auto" else int(rows_at_a_time)
         score_text(scored, text, stride, length, windows, json_file)

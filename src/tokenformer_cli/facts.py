@@ -26,6 +26,7 @@ from tokenformer.models import (
 )
 from tokenformer.models.card import growth_steps
 from tokenformer.models.loading import read_config
+from tokenformer.models.prefixes import prefix_config
 
 from .terminal import short, show_table
 
@@ -37,12 +38,19 @@ LAYERS_NOTE = (
 
 
 def describe(
-    name: str, length: int | None, image_size: int | None, *, trust_remote_code: bool = False
+    name: str,
+    length: int | None,
+    image_size: int | None,
+    *,
+    trust_remote_code: bool = False,
+    token_fraction: float | None = None,
 ) -> dict[str, Any]:
     """Everything `tokenformer info` knows about a preset or a folder, as --json prints it."""
     if (Path(name) / CONFIG_FILE).is_file():
         return {"token_group": read_facts(Path(name))}
     config, saved = _config(name, trust_remote_code)
+    if token_fraction is not None:
+        config = prefix_config(config, token_fraction, name)
     record = record_of(config)
     facts: dict[str, Any] = {"model_type": config.model_type}
     if record is not None:

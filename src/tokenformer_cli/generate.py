@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .terminal import BadCommandError, TokenGroups, TrustRemoteCode, put_beside, quiet_libraries
+from .terminal import BadCommandError, TokenFraction, TokenGroups, TrustRemoteCode, put_beside, quiet_libraries
 
 commands = typer.Typer()
 
@@ -37,6 +37,11 @@ def generate_command(
     ] = True,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, …", show_default="the fastest")] = None,
     tokens: TokenGroups = None,
+    token_fraction: TokenFraction = None,
+    token_top_k: Annotated[
+        int | None,
+        typer.Option(min=1, help="The tokens of a feed-forward block that mix their values.", show_default="all"),
+    ] = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Continue a prompt. Text is written to stdout as it is generated.
@@ -58,7 +63,7 @@ def generate_command(
 
     quiet_libraries()
     read_config(folder, TokenFormerBaseConfig, or_adopted=True, trust_remote_code=trust_remote_code)
-    model = read_model(folder, device, trust_remote_code=trust_remote_code)
+    model = read_model(folder, device, trust_remote_code=trust_remote_code, token_fraction=token_fraction)
     if not model.can_generate():
         raise BadRequestError(f"{folder} holds a {type(model).__name__}, which does not generate text")
     put_beside(model, tokens)
@@ -82,6 +87,10 @@ def generate_command(
             f"{way_out}"
         )
     sampling: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k} if temperature > 0 else {}
+    if token_top_k is not None:
+        if not isinstance(model.config, TokenFormerBaseConfig):
+            raise BadRequestError(f"--token-top-k is for a TokenFormer, and {folder} holds a {model.config.model_type}")
+        sampling["token_top_k"] = token_top_k
     if seed is not None:
         torch.manual_seed(seed)
     input_ids = torch.tensor([ids], device=model.device)

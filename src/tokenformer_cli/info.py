@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .terminal import TrustRemoteCode, quiet_libraries, short, show_table
+from .terminal import TokenFraction, TrustRemoteCode, quiet_libraries, short, show_table
 
 commands = typer.Typer()
 
@@ -39,6 +39,7 @@ def info_command(
         typer.Option(min=1, max=2**20, help="Side of an image, of vision models.", show_default="each model's own"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+    token_fraction: TokenFraction = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Parameters, FLOPs, KV cache and training memory of presets and model folders.
@@ -54,7 +55,8 @@ def info_command(
     quiet_libraries()
     if not names:
         names = [*(PRESETS if image_size is None else ()), *(VISION_PRESETS if length is None else ())]
-    found = {name: describe(name, length, image_size, trust_remote_code=trust_remote_code) for name in names}
+    how = {"trust_remote_code": trust_remote_code, "token_fraction": token_fraction}
+    found = {name: describe(name, length, image_size, **how) for name in names}  # type: ignore[arg-type]
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return

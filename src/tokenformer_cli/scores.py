@@ -36,11 +36,13 @@ class ScoredModel:
     tokens: list[str]
     device: str | None
     trust_remote_code: bool
+    token_fraction: float | None = None
 
     def read(self, kind: Any) -> tuple[Path, Any]:
         """Its folder, and the model itself."""
         folder = local_folder(self.name, trust_remote_code=self.trust_remote_code)
-        model = read_model(folder, self.device, kind, trust_remote_code=self.trust_remote_code)
+        options: dict[str, Any] = {"trust_remote_code": self.trust_remote_code, "token_fraction": self.token_fraction}
+        model = read_model(folder, self.device, kind, **options)
         put_beside(model, self.tokens)
         return folder, model
 
@@ -52,7 +54,9 @@ class ScoredModel:
     @property
     def facts(self) -> dict[str, Any]:
         """For the JSON."""
-        return {"model": self.name, **({"token_groups": self.tokens} if self.tokens else {})}
+        groups = {"token_groups": self.tokens} if self.tokens else {}
+        fraction = {"token_fraction": self.token_fraction} if self.token_fraction is not None else {}
+        return {"model": self.name, **groups, **fraction}
 
 
 def score_text(

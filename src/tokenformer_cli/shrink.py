@@ -1,4 +1,4 @@
-"""shrink: a saved language model into a smaller one, without the tokens that do least on a text."""
+"""shrink, sort: a saved language model without the tokens that do least on a text, or with these behind the others."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -65,14 +65,41 @@ def shrink_command(
     show_summary("Shrunk", {"written": str(target)})
 
 
+@commands.command("sort", epilog="Example: tokenformer sort models/large models/sorted --text book.txt")
+def sort_command(
+    source: Annotated[Path, typer.Argument(metavar="MODEL", help="The model folder.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="The model folder to make.")],
+    text: Annotated[Path, typer.Option(help="A text of the kind that the model is for.")],
+    limit: Annotated[int, typer.Option(help="How many tokens of the text are read, from its beginning.")] = 32768,
+    device: Annotated[str, typer.Option(help="Where the model runs, for example cuda.")] = "cpu",
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Sort the tokens of a language model into a new folder, so that it can be loaded in any size.
+
+    The model computes the same. `--token-fraction 0.5` of other commands, and from_pretrained(…, token_fraction=0.5),
+    then read the first half of the tokens alone. Half of the text that is read decides the order, the other half is
+    scored; the table has the loss of the model, and of three quarters, a half and a quarter of its tokens.
+    """
+    from tokenformer.shrinking.shrink_folder import sort_folder
+
+    quiet_libraries()
+    options = {"limit": limit, "device": device, "trust_remote_code": trust_remote_code}
+    sort_folder(source, target, text, **options, show=_show_table)  # type: ignore[arg-type]
+    show_summary("Sorted", {"written": str(target)})
+
+
 def _show(scores: "list[SizeScore]") -> None:
+    _show_table(scores, _by_role(scores[0], scores[-1]))
+
+
+def _show_table(scores: "list[SizeScore]", more: str = "") -> None:
     whole = scores[0]
     rows = []
     for score in scores:
         label = "chosen" if score.share is None else f"{score.share:.0%} of the tokens"
         counts = [f"{sum(score.tokens.values()):,}", f"{score.parameters:,}"]
         rows.append([label, *counts, f"{score.loss:.4f}", f"{score.loss - whole.loss:+.4f}"])
-    show_table(["", "tokens", "parameters", "loss", "rise"], rows, f"{NOTE}\n{_by_role(whole, scores[-1])}")
+    show_table(["", "tokens", "parameters", "loss", "rise"], rows, f"{NOTE}\n{more}".rstrip())
 
 
 def _by_role(whole: "SizeScore", chosen: "SizeScore") -> str:

@@ -36,6 +36,17 @@ TokenGroups = Annotated[
     ),
 ]
 
+# An option of commands that need no more than a part of a model.
+TokenFraction = Annotated[
+    float | None,
+    typer.Option(
+        "--token-fraction",
+        metavar="SHARE",
+        help="Take this share of every layer's tokens, of a model that `sort` or nested training has put in order.",
+        show_default="all",
+    ),
+]
+
 # In a file or a pipe a table is as wide as it needs to be.
 WIDEST_TABLE = 400
 

@@ -21,6 +21,7 @@ from ..errors import BadRequestError
 from ..models import TokenFormerBaseConfig, growth_records
 from ..models.blocks import BlockGrowth
 from ..models.kept_groups import remove_group
+from ..models.prefixes import before_growth
 from ..pattention import Pattention, pattention_layers
 from ..pattention.groups import layers_with_groups
 from .layer import replace_data
@@ -67,6 +68,7 @@ def ungrow(model: Model, *, inplace: bool = False) -> Model:
     for role, count in step["before"].items():
         setattr(config, f"{role}_tokens", count)
     config.growth_history = [one for one in config.growth_history or [] if one is not step] or None
+    config.token_prefixes = before_growth(config.token_prefixes, step, config.token_roles)
     model.zero_grad(set_to_none=True)
     if hasattr(model, "last_growth"):
         del model.last_growth

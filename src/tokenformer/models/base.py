@@ -20,6 +20,7 @@ from .card import write_card
 from .config import TokenFormerBaseConfig
 from .kept_groups import give_methods
 from .layers import TokenFormerAttention, TokenFormerLayer
+from .prefixes import prefix_arguments
 from .side_files import MODEL_KINDS, auto_map, write_loader
 from .unquantised import warn_of_unquantised_tokens
 
@@ -73,9 +74,18 @@ class TokenModelMixin:
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, with a warning if the model is to be quantised and its tokens are not."""
+        """As in transformers, with a warning if the model is to be quantised and its tokens are not.
+
+        With `token_fraction`, only the first tokens of every layer are read, of a folder whose tokens are sorted.
+        """
+        folder, token_fraction = None, kwargs.pop("token_fraction", None)
+        if token_fraction is not None:
+            folder = args[0] if args else kwargs.pop("pretrained_model_name_or_path")
+            args, kwargs = prefix_arguments(cls, token_fraction, folder, *args[1:], **kwargs)
         loaded = super().from_pretrained(*args, **kwargs)  # type: ignore[misc]
         model = loaded[0] if isinstance(loaded, tuple) else loaded  # with output_loading_info
+        if folder is not None:
+            model.config.name_or_path = str(folder)
         quantizer = getattr(model, "hf_quantizer", None)
         if quantizer is not None:
             warn_of_unquantised_tokens(model, type(quantizer.quantization_config).__name__)

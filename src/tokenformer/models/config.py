@@ -17,6 +17,7 @@ from ..pattention import KINDS, pattention_layers
 from ..pattention.functional import ACTIVATIONS
 from ..pattention.operator import check_form
 from .blocks import BlockGrowth, Blocks, record_depth
+from .prefixes import after_growth
 
 
 def _shape(width: int, depth: int, heads: int, tokens: int, **more: Any) -> dict[str, Any]:
@@ -107,6 +108,9 @@ class TokenFormerBaseConfig(PreTrainedConfig):
             depth. Shrinking and sorting add one each as well.
         token_groups: named groups of tokens that are part of the model: of each its name, its norm, how many tokens it
             has beside which layers, and whether it is merged, which is to say cannot be switched off.
+        token_prefixes: if the tokens are in an order of use, by layer and count the tau of its first tokens, of which
+            from_pretrained(…, token_fraction=0.5) makes a smaller model.
+        token_top_k: how many tokens of a feed-forward block, the heaviest of each row, mix their values; None: all.
     """
 
     # The style "parameter_tokens" is ours: see base.py.
@@ -141,6 +145,8 @@ class TokenFormerBaseConfig(PreTrainedConfig):
     value_initializer_range: float | None = None
     growth_history: list | None = None
     token_groups: list | None = None
+    token_prefixes: dict | None = None
+    token_top_k: int | None = None
 
     @property
     def growth_method(self) -> str:
@@ -189,7 +195,9 @@ class TokenFormerBaseConfig(PreTrainedConfig):
             for role, suffixes in self.token_roles.items():
                 if name.rpartition(".")[2] in suffixes:
                     setattr(self, f"{role}_tokens", layer.num_tokens)
-        self.growth_history = [*(self.growth_history or []), {**step, "before": before, "after": self.num_tokens}]
+        step = {**step, "before": before, "after": self.num_tokens}
+        self.growth_history = [*(self.growth_history or []), step]
+        self.token_prefixes = after_growth(self.token_prefixes, step, self.blocks.stack)
 
     def drop_path(self, layer_idx: int) -> float:
         """How often a block's branches are left out in training."""
@@ -229,12 +237,22 @@ class TokenFormerBaseConfig(PreTrainedConfig):
             )
         if not all(_is_group(group) for group in self.token_groups or []):
             raise ValueError("token_groups is damaged: a group has a name, a norm, layers with counts, and merged")
+        if not all(_are_taus(points) for points in (self.token_prefixes or {}).values()):
+            raise ValueError("token_prefixes is damaged: by layer, counts have a tau above 0")
+        if self.token_top_k is not None and self.token_top_k < 1:
+            raise ValueError(f"token_top_k={self.token_top_k} was given; at least 1 is needed")
 
     def _is_growth_step(self, step: Any) -> bool:
         if not isinstance(step, dict) or not isinstance(step.get("method"), str) or "seed" not in step:
             return False
         counts = (step.get("before"), step.get("after"))
         return all(isinstance(count, dict) and count.keys() >= self.token_roles.keys() for count in counts)
+
+
+def _are_taus(points: Any) -> bool:
+    return isinstance(points, dict) and all(
+        str(count).isdecimal() and isinstance(tau, int | float) and tau > 0 for count, tau in points.items()
+    )
 
 
 def _is_group(group: Any) -> bool:

@@ -4,7 +4,9 @@ Enters: token ids [batch, length]. Leaves: hidden states (TokenFormerModel), log
 (TokenFormerForCausalLM), or those of one of transformers' heads for classification and question answering.
 """
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from ..errors import BadRequestError
 from ..pattention.module import WideBuffers
 from .base import TokenFormerPreTrainedModel
 from .config import TokenFormerConfig
@@ -121,6 +124,13 @@ class TokenFormerForCausalLM(TokenFormerLanguageModel, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
+    def generate(self, *args: Any, token_top_k: int | None = None, **kwargs: Any) -> Any:
+        """As in transformers; with `token_top_k`, that many tokens of every feed-forward block mix their values."""
+        with contextlib.ExitStack() as stack:
+            if token_top_k is not None:
+                stack.enter_context(top_k_tokens(self, token_top_k))
+            return super().generate(*args, **kwargs)  # type: ignore[misc]
+
     @can_return_tuple
     def forward(  # type: ignore[misc]  # TransformersKwargs repeats position_ids
         self,
@@ -202,6 +212,22 @@ class TokenFormerForTokenClassification(GenericForTokenClassification, TokenForm
 
 class TokenFormerForQuestionAnswering(GenericForQuestionAnswering, TokenFormerLanguageModel):
     """The model with transformers' head that finds where in a text the answer begins and ends."""
+
+
+@contextlib.contextmanager
+def top_k_tokens(model: nn.Module, count: int) -> Iterator[None]:
+    """Within the `with`, the `count` heaviest tokens of every feed-forward block mix their values, for each row."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise BadRequestError(f"token_top_k={count!r} was given; a number of tokens from 1 on is needed")
+    ffns = [block.ffn for block in model.modules() if isinstance(block, TokenFormerLayer)]
+    before = [ffn.top_k for ffn in ffns]
+    try:
+        for ffn in ffns:
+            ffn.top_k = count
+        yield
+    finally:
+        for ffn, top_k in zip(ffns, before, strict=True):
+            ffn.top_k = top_k
 
 
 def _summed_by_chunks(rows: Tensor, weight: Tensor, wanted: Tensor, ignore_index: int) -> Tensor:

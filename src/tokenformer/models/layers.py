@@ -120,6 +120,7 @@ class TokenFormerLayer(GradientCheckpointingLayer):
         self.attention = TokenFormerAttention(config, layer_idx)
         self.ffn_norm = BlockNorm(d, eps, elementwise_affine=affine)
         self.ffn = new_pattention(config, config.ffn_tokens)
+        self.ffn.top_k = config.token_top_k
         self.drop_path = DropPath(config, layer_idx)
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:

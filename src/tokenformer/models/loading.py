@@ -27,6 +27,7 @@ from .base import TokenFormerPreTrainedModel
 from .card import CARD_FILE, HUB_NAME
 from .config import MOST_LAYERS, TokenFormerBaseConfig, TokenFormerConfig, TokenFormerVisionConfig
 from .language import TokenFormerForCausalLM
+from .prefixes import prefix_config
 from .side_files import GIVE_THE_OPTION, TOKENIZER_FILES, refuse_foreign_code
 from .vision import TokenFormerForImageClassification
 
@@ -132,9 +133,13 @@ def read_model(
 
     It has the class that its config.json names, or the one that the Auto class `auto` chooses, if the caller
     needs a model for its purpose: AutoModelForCausalLM or AutoModelForImageClassification. `options` are a dtype or a
-    configuration for from_pretrained.
+    configuration for from_pretrained, or a token_fraction.
     """
     config = read_config(folder, trust_remote_code=trust_remote_code)
+    if options.get("token_fraction") is None:
+        options.pop("token_fraction", None)
+    else:
+        config = prefix_config(config, options["token_fraction"], folder)
     foreign = getattr(config, "auto_map", None) or {} if trust_remote_code else {}
     if auto is not None and type(config) not in auto._model_mapping and auto.__name__ not in foreign:
         raise BadRequestError(f"{folder} holds a {config.model_type} model, but {CALLED[auto]} is needed")

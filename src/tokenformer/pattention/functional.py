@@ -15,7 +15,8 @@ devices, frozen or trained) form one layer when their normalisers are joined and
 
 Tokens may stand in `segments`, so many in each: every segment then has a normaliser and a tau of its own, tau is one
 number a segment, and the outputs of all segments are added. A `mask` [..., n] says which tokens a row attends to: the
-others have no score, neither in the normaliser nor in the output, as if they were not there.
+others have no score, neither in the normaliser nor in the output, as if they were not there. With `top_k`, only so many
+tokens of a row, the heaviest, mix their values: all of them are in the normaliser.
 """
 
 import math
@@ -71,9 +72,11 @@ def reference(
     bias: Tensor | None = None,
     segments: Sequence[int] = (),
     mask: Tensor | None = None,
+    top_k: int | None = None,
 ) -> Tensor:
     """Attention of the rows of x over parameter tokens."""
-    weights = token_weights(x, key_tokens, tau, kind, key_bias=key_bias, segments=segments, mask=mask)  # [..., n]
+    how: dict[str, Any] = {"key_bias": key_bias, "segments": segments, "mask": mask, "top_k": top_k}
+    weights = token_weights(x, key_tokens, tau, kind, **how)  # [..., n]
     compute_dtype = torch.promote_types(x.dtype, value_tokens.dtype)
     out = weights.to(compute_dtype) @ value_tokens
     return out if bias is None else out + bias.to(out.dtype)
@@ -88,6 +91,7 @@ def token_weights(
     key_bias: Tensor | None = None,
     segments: Sequence[int] = (),
     mask: Tensor | None = None,
+    top_k: int | None = None,
 ) -> Tensor:
     """The weight that every value token gets in every row of x, [..., n], in fp32 or wider."""
     scores, scale = token_scores(x, key_tokens, key_bias)
@@ -99,7 +103,17 @@ def token_weights(
         weights = torch.cat([weigh(part, normaliser(part, kind), own_tau, kind) for part, own_tau in parts], dim=-1)
     else:
         weights = weigh(scores, normaliser(scores, kind), tau, kind)
-    return weights if mask is None else weights.masked_fill(~mask, 0)
+    if mask is not None:
+        weights = weights.masked_fill(~mask, 0)
+    return weights if top_k is None else heaviest(weights, top_k)
+
+
+def heaviest(weights: Tensor, count: int) -> Tensor:
+    """The weights of each row's `count` heaviest tokens, regardless of sign; those of the others are zero."""
+    if count >= weights.shape[-1]:
+        return weights
+    chosen = weights.abs().topk(count, dim=-1, sorted=False).indices  # [..., count]
+    return torch.zeros_like(weights).scatter(-1, chosen, weights.gather(-1, chosen))
 
 
 def token_scores(x: Tensor, key_tokens: Tensor, key_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -40,6 +40,7 @@ from .functional import (
     LARGEST_SCALE,
     SMALLEST_EXPONENT,
     SMALLEST_RMS,
+    heaviest,
     masked_score,
     row_scale,
     wide,
@@ -51,6 +52,8 @@ LARGEST_UNSCALED = 2.0**35
 # 16 MB in fp32. Fewer make the products slower, more leave the cache: see docs/performance.md.
 NUMBERS_AT_ONCE = 2**22
 FEWEST_ROWS = 256
+# What a value that is gathered for one row costs, in terms of one in a product over all values: see docs/sizes.md.
+GATHERED_COST = 1
 
 # By kind: the activation into the memory of the normalised scores. Fresh memory would cost more than the norm.
 _IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -81,16 +84,31 @@ def attend(
     kind: str,
     segments: Sequence[int] = (),
     mask: Tensor | None = None,
+    top_k: int | None = None,
 ) -> Tensor:
     """The output [rows, d_out] alone; nothing is kept."""
     if x.shape[0] <= FEWEST_ROWS:
         weights = _weigh(x, key_tokens, key_bias, tau, kind, segments, mask, keep=False).weights
+        if top_k is not None:
+            return _mixed(weights, value_tokens, bias, top_k)
         return _product(weights.to(value_tokens.dtype), value_tokens, bias)
     out = value_tokens.new_empty(x.shape[0], value_tokens.shape[1])
     for some in _parts(x, key_tokens):
         weights = _weigh(x[some], key_tokens, key_bias, tau, kind, segments, _some(mask, some), keep=False).weights
+        if top_k is not None:
+            weights = heaviest(weights, top_k)
         _product(weights.to(value_tokens.dtype), value_tokens, bias, out=out[some])
     return out
+
+
+def _mixed(weights: Tensor, value_tokens: Tensor, bias: Tensor | None, top_k: int) -> Tensor:
+    """The output of a few rows whose `top_k` heaviest tokens alone mix their values."""
+    if weights.shape[0] * top_k * GATHERED_COST > weights.shape[1]:
+        return _product(heaviest(weights, top_k).to(value_tokens.dtype), value_tokens, bias)
+    chosen = weights.abs().topk(top_k, dim=1, sorted=False).indices  # [rows, k]
+    heavy = weights.gather(1, chosen).to(value_tokens.dtype)
+    out = F.embedding_bag(chosen, value_tokens, per_sample_weights=heavy, mode="sum")
+    return out if bias is None else out + bias
 
 
 def forward(

@@ -38,12 +38,23 @@ class Tokens(NamedTuple):
     mask: Tensor | None = None
 
 
+class Prefix(NamedTuple):
+    """The first tokens of a layer as a layer: how many, and its tau as a share of the whole layer's."""
+
+    num_tokens: int
+    tau_factor: float
+
+
 class Pattention(WideBuffers):
     """Maps [..., d_in] to [..., d_out] by attention over `num_tokens` learnable (key, value) pairs.
 
     `tau` is fixed when the layer is created and saved with the state: a layer that has grown keeps the scale it was
     trained with, and a reloaded one computes what was saved. It stays in fp32 when the layer is cast lower, because
     bf16 cannot hold √n for most n. The first `frozen_tokens` tokens get no gradient.
+
+    With `top_k`, only so many tokens of a row, the heaviest, mix their values; it is refused in training. With `nested`
+    prefixes the rows of a batch, its first dimension, are divided among them in training: each prefix computes an equal
+    share of the rows, in their order.
 
     Args:
         d_in: width of the input.
@@ -63,6 +74,8 @@ class Pattention(WideBuffers):
     bias: nn.Parameter | None
     tau: Tensor
     frozen_tokens: int = 0
+    top_k: int | None = None
+    nested: tuple[Prefix, ...] = ()
 
     def __init__(
         self,
@@ -119,12 +132,27 @@ class Pattention(WideBuffers):
                 nn.init.zeros_(bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        groups, tokens = self._modules.get("token_groups"), self._tokens(x)
-        out = pattention(
+        if self.training and self.top_k is not None:
+            raise BadRequestError(
+                f"a layer with top_k={self.top_k} was asked to train; top_k is for inference: call eval(), or set "
+                "token_top_k to None"
+            )
+        if self.training and self.nested:
+            parts = zip(x.tensor_split(len(self.nested)), self.nested, strict=True)
+            out = torch.cat([self._attend(rows, prefix) for rows, prefix in parts])
+        else:
+            out = self._attend(x)
+        groups = self._modules.get("token_groups")
+        added = None if groups is None else groups(x)
+        return out if added is None else out + added.to(out.dtype)
+
+    def _attend(self, x: Tensor, prefix: Prefix | None = None) -> Tensor:
+        tokens = self._tokens(x, prefix)
+        return pattention(
             x,
             tokens.keys,
             tokens.values,
-            self.tau,
+            self.tau if prefix is None else self.tau * prefix.tau_factor,
             self.kind,
             key_bias=tokens.key_bias,
             bias=self.bias,
@@ -132,13 +160,16 @@ class Pattention(WideBuffers):
             recompute=self.recompute,
             frozen=tokens.frozen,
             mask=tokens.mask,
+            top_k=self.top_k,
         )
-        added = None if groups is None else groups(x)
-        return out if added is None else out + added.to(out.dtype)
 
-    def _tokens(self, x: Tensor) -> "Tokens":
+    def _tokens(self, x: Tensor, prefix: Prefix | None = None) -> "Tokens":
         """Those that share the layer's normaliser for rows x: its own, and of groups that are on (groups.py)."""
         tokens = Tokens(self.key_tokens, self.value_tokens, self.key_bias, self.frozen_tokens)
+        if prefix is not None and prefix.num_tokens < self.num_tokens:
+            n = prefix.num_tokens
+            key_bias = None if self.key_bias is None else self.key_bias[:n]
+            tokens = Tokens(self.key_tokens[:n], self.value_tokens[:n], key_bias, min(self.frozen_tokens, n))
         groups: Any = self._modules.get("token_groups")
         return tokens if groups is None else groups.extended(x, tokens)
 
@@ -152,7 +183,8 @@ class Pattention(WideBuffers):
         tokens = self._tokens(x)
         frozen, mask = tokens.frozen, tokens.mask
         key_bias = None if tokens.key_bias is None else hold(tokens.key_bias, frozen)
-        weights = token_weights(x, hold(tokens.keys, frozen), self.tau, self.kind, key_bias=key_bias, mask=mask)
+        keys = hold(tokens.keys, frozen)
+        weights = token_weights(x, keys, self.tau, self.kind, key_bias=key_bias, mask=mask, top_k=self.top_k)
         return weights.full_tensor() if isinstance(weights, DTensor) else weights
 
     def extra_repr(self) -> str:

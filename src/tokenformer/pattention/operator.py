@@ -45,6 +45,7 @@ def pattention(
     frozen: int = 0,
     segments: Sequence[int] = (),
     mask: Tensor | None = None,
+    top_k: int | None = None,
 ) -> Tensor:
     """Attention of the rows of x over parameter tokens: [..., d_in] to [..., d_out].
 
@@ -62,6 +63,7 @@ def pattention(
         segments: how many tokens each part has, of parts with a normaliser and a tau of their own: tau is then a tensor
             with a number for each. Their outputs are added.
         mask: [..., n] or what broadcasts to it; False where a row does not attend to a token.
+        top_k: how many tokens of each row, the heaviest, mix their values; None: all. It is fast without gradients.
     """
     if kind not in KINDS:
         raise ValueError(f"kind={kind!r} is not known; choose one of {', '.join(KINDS)}")
@@ -72,12 +74,15 @@ def pattention(
         )
     if segments:
         _check_segments(segments, key_tokens, tau)
+    if top_k is not None and top_k >= key_tokens.shape[0]:
+        top_k = None
     chosen = _chosen_form(form)
     tensors = (x, key_tokens, value_tokens, key_bias, bias)
-    if chosen == "reference" or not _can_be_fast(tensors, tau):
-        return _plain(tensors, tau, kind, frozen, segments, mask)
+    fast = _can_be_fast(tensors, tau) and (top_k is None or chosen == "triton" or _keeps_nothing(tensors))
+    if chosen == "reference" or not fast:
+        return _plain(tensors, tau, kind, frozen, segments, mask, top_k)
     if chosen == "triton":
-        _check_triton(kind, key_bias, bias, segments, mask)
+        _check_triton(kind, key_bias, bias, segments, mask, top_k)
     rows = x.reshape(-1, x.shape[-1])  # [rows, d_in]
     if mask is not None:
         n = key_tokens.shape[0]
@@ -85,7 +90,7 @@ def pattention(
     if not isinstance(tau, Tensor):
         tau = torch.tensor(tau, dtype=wide(key_tokens.dtype), device=x.device)
     if chosen != "triton" and _keeps_nothing(tensors):
-        out = fused.attend(rows, key_tokens, value_tokens, key_bias, bias, tau, kind, segments, mask)
+        out = fused.attend(rows, key_tokens, value_tokens, key_bias, bias, tau, kind, segments, mask, top_k)
     else:
         keep = not recompute and chosen != "triton"
         how = (kind, chosen, keep, frozen, list(segments), mask)
@@ -124,18 +129,28 @@ def _triton() -> Any:
 
 
 def _check_triton(
-    kind: str, key_bias: Tensor | None, bias: Tensor | None, segments: Sequence[int], mask: Tensor | None
+    kind: str,
+    key_bias: Tensor | None,
+    bias: Tensor | None,
+    segments: Sequence[int],
+    mask: Tensor | None,
+    top_k: int | None,
 ) -> None:
-    """The kernels know the paper's kinds, and no biases, segments and masks."""
-    more = {"biases": key_bias is not None or bias is not None, "segments": bool(segments), "a mask": mask is not None}
+    """The kernels know the paper's kinds, and no biases, segments, masks and top_k."""
+    more = {
+        "biases": key_bias is not None or bias is not None,
+        "segments": bool(segments),
+        "a mask": mask is not None,
+        "top_k": top_k is not None,
+    }
     asked = " and ".join(name for name, given in more.items() if given)
     if kind in _triton().TRITON_KINDS and not asked:
         return
     given = f"kind={kind!r}{f' with {asked}' if asked else ''}"
     known = ", ".join(_triton().TRITON_KINDS)
     raise BadRequestError(
-        f"the triton form was asked for {given}; it knows {known} without biases, segments and masks; choose the form "
-        "fused"
+        f"the triton form was asked for {given}; it knows {known} without biases, segments, masks and top_k; choose "
+        "the form fused"
     )
 
 
@@ -171,14 +186,20 @@ def _autocasts(device: str) -> bool:
 
 
 def _plain(
-    tensors: Tensors, tau: float | Tensor, kind: str, frozen: int, segments: Sequence[int], mask: Tensor | None
+    tensors: Tensors,
+    tau: float | Tensor,
+    kind: str,
+    frozen: int,
+    segments: Sequence[int],
+    mask: Tensor | None,
+    top_k: int | None = None,
 ) -> Tensor:
     """The specification, with the first `frozen` tokens held."""
     x, key_tokens, value_tokens, key_bias, bias = tensors
     key_tokens, value_tokens = hold(key_tokens, frozen), hold(value_tokens, frozen)
     key_bias = None if key_bias is None else hold(key_bias, frozen)
     tokens = (key_tokens, value_tokens, tau, kind)
-    return reference(x, *tokens, key_bias=key_bias, bias=bias, segments=segments, mask=mask)
+    return reference(x, *tokens, key_bias=key_bias, bias=bias, segments=segments, mask=mask, top_k=top_k)
 
 
 @torch.library.custom_op("tokenformer::pattention", mutates_args=())

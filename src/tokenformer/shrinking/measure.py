@@ -62,7 +62,13 @@ class Use:
         self.rows += len(rows)
 
 
-def rank_tokens(model: nn.Module, batches: Iterable[Batch]) -> dict[str, Tensor]:
+class Ranking(dict[str, Tensor]):
+    """By the layer's name, what each of its tokens does. `shares`: each token's part in the normaliser."""
+
+    shares: dict[str, Tensor]
+
+
+def rank_tokens(model: nn.Module, batches: Iterable[Batch]) -> Ranking:
     """What every token of every Pattention does on data: by the layer's name, a number for each token, [n], in fp64.
 
     It is the mean of |weight| times the length of the value: what the token adds to the output of its layer.
@@ -71,7 +77,14 @@ def rank_tokens(model: nn.Module, batches: Iterable[Batch]) -> dict[str, Tensor]
         model: any module that contains Pattention layers.
         batches: dicts of what the model takes, or tensors of ids. Positions with an attention mask of 0 do not count.
     """
-    return {name: use.scores for name, use in measure(model, batches, "rank_tokens").items()}
+    return ranking_of(measure(model, batches, "rank_tokens"))
+
+
+def ranking_of(uses: Mapping[str, Use]) -> Ranking:
+    """The ranking that uses of tokens make."""
+    ranking = Ranking({name: use.scores for name, use in uses.items()})
+    ranking.shares = {name: use.shares for name, use in uses.items()}
+    return ranking
 
 
 @torch.no_grad()

@@ -73,7 +73,11 @@ def plan_shrink(model: nn.Module, uses: Mapping[str, Use], sizes: Mapping[str, i
         layer, use = layers[name], uses[name]
         kept = _first(use.scores, ballasts[name], count).sort().values
         steps[name] = LayerGrowth(
-            layer.num_tokens, count, 1, kept=tuple(kept.tolist()), tau_factor=_tau_factor(layer.kind, use.shares[kept])
+            layer.num_tokens,
+            count,
+            1,
+            kept=tuple(kept.tolist()),
+            tau_factor=tau_factor(layer.kind, use.shares[kept].sum().item()),
         )
     return Growth("shrink", 0, 0.0, steps)
 
@@ -143,13 +147,12 @@ def _first(scores: Tensor, ballast: int, count: int) -> Tensor:
     return torch.cat([best, torch.arange(free, len(scores))])
 
 
-def _tau_factor(kind: str, shares: Tensor) -> float:
-    """What tau is multiplied by, so that the weights of tokens that stay are right on average.
+def tau_factor(kind: str, kept: float) -> float:
+    """What tau is multiplied by, so that the weights of tokens with this share of the normaliser are right on average.
 
     Without the other tokens the normaliser of a row is smaller, and the weights of those that stay would grow.
     """
     # For the L2 kinds this is the root of the mean square of ‖kept scores‖ / ‖all scores‖. Their mean is the constant
     # that leaves the kept scores nearest to what they were, but the two differ by less than their effect on the loss
     # can be told apart, and mean squares add up over tokens: one pass over the data serves every choice of them.
-    kept = shares.sum().item()
     return (kept if kind == "softmax" else math.sqrt(kept)) or 1.0

@@ -13,9 +13,12 @@ from torch.optim import Optimizer
 
 from ..errors import BadRequestError
 from ..growth.grow import apply_growth
-from ..growth.plan import check_growable
-from .measure import Batch, measure
-from .plan import Counts, Factor, check_request, check_unfrozen, plan_shrink, plan_sort, sizes_asked
+from ..growth.plan import Growth, check_growable
+from ..models import TokenFormerBaseConfig, growth_records
+from ..models.prefixes import SHARES, prefix_count, record_taus
+from ..pattention import pattention_layers
+from .measure import Batch, Ranking, measure
+from .plan import Counts, Factor, check_request, check_unfrozen, plan_shrink, plan_sort, sizes_asked, tau_factor
 from .search import fit_sizes
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -66,7 +69,9 @@ def shrink(
 def sort_tokens(model: nn.Module, ranking: Mapping[str, Tensor], *, optimizer: Optimizer | None = None) -> None:
     """Put the tokens of every layer in the order of a ranking, the highest first, in place.
 
-    Tokens are a set, so the model computes the same, up to the rounding of sums.
+    Tokens are a set, so the model computes the same, up to the rounding of sums. A TokenFormer that is sorted by what
+    `rank_tokens` returned notes in its configuration what tau suits its first so many tokens: saved, it can be loaded
+    with `token_fraction`.
 
     Args:
         model: any module that contains Pattention layers.
@@ -75,4 +80,21 @@ def sort_tokens(model: nn.Module, ranking: Mapping[str, Tensor], *, optimizer: O
     """
     check_growable(model, "sort")
     check_unfrozen(model, "sort")
-    apply_growth(model, plan_sort(model, ranking), inplace=True, optimizer=optimizer)
+    growth = plan_sort(model, ranking)
+    apply_growth(model, growth, inplace=True, optimizer=optimizer)
+    if isinstance(ranking, Ranking):
+        for part, record in growth_records(model):
+            if isinstance(record, TokenFormerBaseConfig):
+                record_taus(part.base_model, _prefix_taus(model, part.base_model, growth, ranking))
+
+
+def _prefix_taus(model: nn.Module, base: nn.Module, growth: Growth, ranking: Ranking) -> dict[str, dict[int, float]]:
+    """Of every layer of a base model that was sorted, tau for shares of its tokens, as shrinking fits it."""
+    names, taus = {module: name for name, module in model.named_modules()}, {}
+    for name, layer in pattention_layers(base):
+        step = growth.layers[names[layer]]
+        assert step.kept is not None
+        shares = ranking.shares[names[layer]][list(step.kept)].cumsum(0)  # of the first one, two, …
+        counts = dict.fromkeys(prefix_count(layer.num_tokens, share) for share in SHARES)
+        taus[name] = {n: layer.tau.item() * tau_factor(layer.kind, shares[n - 1].item()) for n in counts}
+    return taus

@@ -1,6 +1,7 @@
-"""Shrinking of a saved language model: a model folder and a text in, a smaller folder out.
+"""Shrinking and sorting of a saved language model: a model folder and a text in, a folder out.
 
     tokenformer shrink models/large models/small --factor 0.5 --text book.txt
+    tokenformer sort models/large models/sorted --text book.txt
 
 The request is checked before a weight is read. The beginning of the text is cut into windows: every other one says what
 the tokens do, and the rest what the model loses, at several sizes, before anything is written.
@@ -25,9 +26,10 @@ from ..models.loading import empty_model, read_config, read_model
 from ..models.side_files import copy_beside_weights
 from ..models.text import encode, read_tokenizer
 from ..pattention import pattention_layers
-from .measure import mean_loss, measure
+from .measure import Use, mean_loss, measure, ranking_of
 from .plan import Counts, Factor, ballast_of, check_request, plan_shrink, share_of, sizes_asked
 from .search import as_if, fit_sizes
+from .shrink import sort_tokens
 
 # What is compared with the chosen size.
 SHARES = (0.75, 0.5, 0.25)
@@ -67,32 +69,13 @@ def shrink_folder(
     is given the sizes with their losses before the folder is written: the model as it is, three shares of its tokens,
     and the one chosen.
     """
-    source, target = Path(source), Path(target)
-    check_new(target)
-    check_outside(target, source)
-    text = existing_file(text)
     check_request(factor, num_tokens, max_loss)
-    if limit < 4:
-        raise BadRequestError(f"shrink: limit={limit} was given; at least 4 tokens are needed")
-    config = read_config(source, TokenFormerBaseConfig, or_adopted=True, trust_remote_code=trust_remote_code)
-    if isinstance(config, TokenFormerVisionConfig):
-        raise BadRequestError(
-            f"{source} takes images, and a text says nothing of it; use tokenformer.shrink(model, …, data=batches) in "
-            "Python"
-        )
-    empty = empty_model(config)
-    check_growable(empty, "shrink")
+    empty = _check(source, target, text, limit, "shrink", trust_remote_code)
     if max_loss is None:
         sizes_asked(empty, factor, num_tokens)
-    tokenizer = read_tokenizer(source, config, trust_remote_code=trust_remote_code)
-    ids = encode(tokenizer, _beginning(text, limit * BYTES_PER_TOKEN), config.vocab_size)[:limit]
-    model = read_model(source, device, AutoModelForCausalLM, trust_remote_code=trust_remote_code)
-    ranked_on, scored_on = _batches(model, ids)
-
+    model, ranked_on, scored_on = _read(source, text, limit, device, trust_remote_code)
     uses = measure(model, ranked_on, "shrink")
-    scores = [_score(model, scored_on, None, 1.0)]
-    for share in SHARES:
-        scores.append(_score(model, scored_on, plan_shrink(model, uses, _sizes(model, share)), share))
+    scores = _scores(model, uses, scored_on)
     if max_loss is not None:
         sizes = fit_sizes(model, uses, scored_on, max_loss)
     else:
@@ -101,9 +84,77 @@ def shrink_folder(
     scores.append(_score(model, scored_on, growth, None))
     show(scores)
     apply_growth(model, growth, inplace=True)
-    with write_new(target) as (partial,):
+    _write(model, source, target)
+    return scores
+
+
+def sort_folder(
+    source: str | os.PathLike,
+    target: str | os.PathLike,
+    text: str | os.PathLike,
+    *,
+    limit: int = LIMIT,
+    device: str | None = "cpu",
+    trust_remote_code: bool = False,
+    show: Callable[[list[SizeScore]], None] = lambda scores: None,
+) -> list[SizeScore]:
+    """Sort the tokens of the model in `source` by what they do on a text, into the new folder `target`.
+
+    It computes the same, and its first tokens are models of their own, which `token_fraction` loads. `show` is given
+    their losses before the folder is written. The rest is as for `shrink_folder`.
+    """
+    _check(source, target, text, limit, "sort", trust_remote_code)
+    model, ranked_on, scored_on = _read(source, text, limit, device, trust_remote_code)
+    uses = measure(model, ranked_on, "sort")
+    scores = _scores(model, uses, scored_on)
+    show(scores)
+    sort_tokens(model, ranking_of(uses))
+    _write(model, source, target)
+    return scores
+
+
+def _check(source: Any, target: Any, text: Any, limit: int, verb: str, trust_remote_code: bool) -> Any:
+    """Refuse what cannot be done; the model without its weights."""
+    source, target = Path(source), Path(target)
+    check_new(target)
+    check_outside(target, source)
+    existing_file(text)
+    if limit < 4:
+        raise BadRequestError(f"{verb}: limit={limit} was given; at least 4 tokens are needed")
+    adopted = verb == "shrink"
+    config = read_config(source, TokenFormerBaseConfig, or_adopted=adopted, trust_remote_code=trust_remote_code)
+    if isinstance(config, TokenFormerVisionConfig):
+        in_python = "shrink(model, …, data=batches)" if adopted else "sort_tokens(model, rank_tokens(model, batches))"
+        raise BadRequestError(
+            f"{source} takes images, and a text says nothing of it; use tokenformer.{in_python} in Python"
+        )
+    empty = empty_model(config)
+    check_growable(empty, verb)
+    return empty
+
+
+def _read(
+    source: Any, text: Any, limit: int, device: str | None, trust_remote_code: bool
+) -> tuple[Any, list[Tensor], list[Tensor]]:
+    """The model, and the windows of the text that rank its tokens and that are scored."""
+    config = read_config(source, trust_remote_code=trust_remote_code)
+    tokenizer = read_tokenizer(Path(source), config, trust_remote_code=trust_remote_code)
+    ids = encode(tokenizer, _beginning(Path(text), limit * BYTES_PER_TOKEN), config.vocab_size)[:limit]
+    model = read_model(source, device, AutoModelForCausalLM, trust_remote_code=trust_remote_code)
+    return model, *_batches(model, ids)
+
+
+def _write(model: PreTrainedModel, source: Any, target: Any) -> None:
+    with write_new(Path(target)) as (partial,):
         model.save_pretrained(partial)
-        copy_beside_weights(source, partial)
+        copy_beside_weights(Path(source), partial)
+
+
+def _scores(model: PreTrainedModel, uses: dict[str, Use], batches: list[Tensor]) -> list[SizeScore]:
+    """Of the model as it is, and of shares of its tokens."""
+    scores = [_score(model, batches, None, 1.0)]
+    for share in SHARES:
+        scores.append(_score(model, batches, plan_shrink(model, uses, _sizes(model, share)), share))
     return scores
 
 

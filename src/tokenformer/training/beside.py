@@ -26,7 +26,7 @@ from .run import StoppedError, run_lock
 from .trainer import LadderTrainer, stage_folder, trainer_arguments
 
 # What a ladder can do besides, and the value with which it does not.
-PLAIN = {"ema": None, "parallel": "ddp", "rates": "equal", "optimizer": "adamw"}
+PLAIN = {"ema": None, "nested": None, "parallel": "ddp", "rates": "equal", "optimizer": "adamw"}
 
 
 def train_beside(recipe: Recipe, console: Console | None = None) -> Any:

@@ -10,6 +10,7 @@ from ..data.sources import missing_sources
 from ..memory import GIB
 from .ladder import Ladder, Stage, build_ladder
 from .memory import memory_here, memory_needed
+from .nested import mean_flops
 from .recipe import Recipe
 from .trainer import check_reporters
 
@@ -27,11 +28,12 @@ def describe(recipe: Recipe) -> Iterator[tuple[str, dict[str, str]]]:
     for stage in ladder.stages:
         needed = memory_needed(recipe, stage, processes)
         too_much = f": more than the {here / GIB:.2f} GiB here" if here is not None and needed > here else ""
-        forward, training = data.flops(stage.config)
+        forward, training = mean_flops(recipe, stage.config, processes)
         yield (
             f"stage {stage.number} of {len(ladder.stages)}",
             {
                 **({"growth": stage.growth.label} if stage.growth else {}),
+                **({"nested": ", ".join(f"{share:g}" for share in settings.nested)} if settings.nested else {}),
                 "parameters": f"{stage.parameters:,}",
                 "blocks": f"{stage.config.num_hidden_layers:,}",
                 "tokens per layer": ", ".join(f"{role} {n:,}" for role, n in stage.config.num_tokens.items()),

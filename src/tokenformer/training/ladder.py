@@ -19,6 +19,7 @@ from ..models import TokenFormerBaseConfig
 from ..models.kept_groups import check_name
 from ..models.loading import read_config
 from ..models.side_files import LOAD_IT_YOURSELF
+from .nested import check_nested, check_nested_growth, mean_flops
 from .recipe import Recipe, config_errors_in_one_line
 from .settings import GrowthSettings, StageSettings
 
@@ -134,6 +135,7 @@ class Ladder:
 def build_ladder(recipe: Recipe, processes: int) -> Ladder:
     """Work out every stage of a recipe. For budgets in epochs the data must have been counted."""
     growth, data, config = recipe.growth, recipe.data, first_config(recipe)
+    check_nested(recipe, processes)
     units_per_step = recipe.samples_per_step(processes) * data.units_per_sample
     requests = growth.stages or [growth.only_stage(_single_stage_steps(recipe))]
     with torch.device("meta"):
@@ -150,6 +152,7 @@ def build_ladder(recipe: Recipe, processes: int) -> Ladder:
             model = apply_growth(model, planned)
         elif number > 1:
             method = request.method or growth.method or config.growth_method
+            check_nested_growth(recipe, method, f"{recipe.path}: growth.stages[{number - 1}]")
             try:
                 planned = plan_growth(
                     model,
@@ -181,7 +184,7 @@ def build_ladder(recipe: Recipe, processes: int) -> Ladder:
                 steps=_steps(request, units_per_step, recipe),
                 config=model.config,
                 parameters=parameters,
-                flops_per_unit=data.flops(model.config)[1],
+                flops_per_unit=mean_flops(recipe, model.config, processes)[1],
                 growth=planned,
                 adam=request.adam or growth.adam,
                 trains=_trains(recipe, request, number),

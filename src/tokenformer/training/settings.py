@@ -276,6 +276,7 @@ class TrainingSettings(Section):
     rates: Literal["scaled", "equal"] = "scaled"  # whether a layer's rate follows its size, or all have the same
     rate_base: str | dict[str, Any] | None = None  # the size that learning_rate is for; None: the first stage's
     optimizer: Literal["adamw", "muon"] = "adamw"  # muon has the keys and values, adamw then the rest
+    nested: list[Annotated[float, Field(gt=0, le=1)]] | None = None  # shares of the tokens trained as models too
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the learning rate from block to block; 1: none
 
     # TrainingArguments' own, with the paper's optimizer, and nothing reported to anyone unasked.
@@ -304,6 +305,8 @@ class TrainingSettings(Section):
     def _check(self) -> Self:
         if self.bf16 and self.fp16:
             raise ValueError("bf16 and fp16 are both true; choose one of them")
+        if self.nested is not None and (1.0 not in self.nested or len({*self.nested}) < 2):
+            raise ValueError(f"nested is {self.nested}; give 1 and at least one smaller share, as [0.25, 0.5, 1]")
         return self
 
     @classmethod

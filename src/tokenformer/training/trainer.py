@@ -29,6 +29,7 @@ from .ema import WeightAverage
 from .held_rows import FrozenRows, NewTokenWarmup
 from .ladder import Ladder, Stage
 from .muon import MuonWithAdamW
+from .nested import nest
 from .rates import divide_by_share, share_by_depth
 from .recipe import Recipe
 from .validation import Validation, in_full_precision
@@ -56,6 +57,8 @@ class LadderTrainer(Trainer):
         self._staging: Path | None = None
         self._resumed_from: str | None = None
         self._carried: optimizer_state.State = {}
+        if training.nested:
+            nest(model, training.nested)
         args = trainer_arguments(recipe, stage.number, stage.end)
         # Trainer's constructor refuses to save and resume a model that transformers sharded at loading, because
         # its own optimizer.pt could not; ours can.
