@@ -1,33 +1,142 @@
-"""ONNX, by torch's exporter: prompts of other lengths than the exported one, computed by onnxruntime."""
+"""`tokenformer export`: the file computes what the model computes, in a process without tokenformer and torch's model."""
+
+import re
+import subprocess
+import sys
 
 import pytest
 import torch
 
-from conftest import make_tiny, relative_error
+from command import ended, run
+from conftest import make_tiny, make_tiny_vision
 from hosts import make_host
-from tokenformer import adopt
+from tokenformer import BadRequestError, add_tokens, adopt, tokens_by_row, use_tokens
+from tokenformer.errors import BadResultError
+from tokenformer.exporting import compare, export_folder, export_model, onnx_file
+from tokenformer.exporting.graph import graph_of
 
 pytest.importorskip("onnxscript")
-onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime")
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "qkv_tokens": 16, "out_tokens": 16, "ffn_tokens": 32}
+GONE = "import sys; sys.modules.update(dict.fromkeys(['tokenformer', 'transformers', 'torch']))\n"
 
 
-class Logits(torch.nn.Module):
-    """Only tensors enter and leave a graph."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids):
-        return self.model(input_ids, use_cache=False).logits
+def run_readme(folder, before=""):
+    """What the script of a folder's README prints, in a process of its own."""
+    (script,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    ran = subprocess.run([sys.executable, "-c", before + script], cwd=folder, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
 
 
-@pytest.mark.parametrize("make", [make_tiny, lambda: adopt(make_host("gpt2"))], ids=["native", "adopted"])
-def test_onnx_computes_the_same(tmp_path, make):
-    model, path = make(), tmp_path / "model.onnx"
-    ids = torch.randint(97, (2, 12))
-    length = {"input_ids": {1: torch.export.Dim("length", min=2, max=40)}}
-    torch.onnx.export(Logits(model).eval(), (ids,), path, dynamo=True, dynamic_shapes=length)
-    longer = torch.randint(97, (2, 30))
-    (logits,) = onnxruntime.InferenceSession(path).run(None, {"input_ids": longer.numpy()})
-    assert relative_error(torch.from_numpy(logits), model(longer).logits) < 1e-5
+def trained_alike(model):
+    """Weights large enough that a model of any width is sure of its next token."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("value_tokens"):
+                parameter.mul_(4)
+    return model
+
+
+def test_the_command_writes_a_folder_that_runs_alone(tmp_path):
+    model = trained_alike(make_tiny(**SMALL))
+    model.save_pretrained(tmp_path / "model")
+    result = run("export", tmp_path / "model", tmp_path / "out", "--int8")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "difference" in result.stdout
+    assert "in 8 bits" in result.stdout
+    assert "auto_map" not in (tmp_path / "out" / "config.json").read_text()
+    assert run_readme(tmp_path / "out", GONE)
+
+    exported = export_folder(tmp_path / "model", tmp_path / "whole")
+    assert exported.difference < 1e-5
+    assert set(exported.files) == {"README.md", "config.json", "model.onnx", "tokenizer.json", "tokenizer_config.json"}
+    assert exported.size > 2 * (tmp_path / "out" / "model.onnx").stat().st_size
+    ids = torch.tensor([list(b"The")])
+    said = bytes(model.generate(ids, do_sample=False, max_new_tokens=20)[0, 3:].tolist()).decode(errors="replace")
+    assert run_readme(tmp_path / "whole", GONE) == f"{said}\n"
+
+
+HOSTS = {
+    "gpt2": {},
+    "mistral": {"sliding_window": 3},  # the cache is exported whole, and the mask lets the window through
+    "bert": {},
+    "vit": {},
+}
+
+
+@pytest.mark.parametrize("family", HOSTS)
+def test_adopted_models(tmp_path, family):
+    model = adopt(make_host(family, num_hidden_layers=1, **HOSTS[family]))
+    assert export_model(model, tmp_path / "out").difference < 1e-4
+    shape = run_readme(tmp_path / "out", GONE)
+    assert shape.strip()
+
+
+def test_groups_that_are_on_are_part_of_it(tmp_path):
+    model = make_tiny(**SMALL)
+    for name in ("law", "code"):
+        add_tokens(model, name, 3, where="all")
+    for name, parameter in model.named_parameters():
+        if "token_groups" in name:
+            parameter.data.normal_()
+    with tokens_by_row(model, ["law", "code"]), pytest.raises(BadRequestError, match="token groups of its own"):
+        export_model(model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    use_tokens(model, "law")
+    assert export_model(model, tmp_path / "out").difference < 1e-4
+    file, graph = onnx_file.run_onnx(tmp_path / "out" / "model.onnx"), graph_of(model)
+    assert compare.largest_difference(graph, file) < 1e-4
+    use_tokens(model)
+    assert compare.largest_difference(graph, file) > 1e-2
+
+
+def test_images(tmp_path):
+    make_tiny_vision().save_pretrained(tmp_path / "model")
+    exported = export_folder(tmp_path / "model", tmp_path / "out")
+    assert exported.difference < 1e-4
+    assert "preprocessor_config.json" in exported.files
+    assert run_readme(tmp_path / "out", GONE).startswith("[")
+
+
+def test_half_precision(tmp_path):
+    """ONNX Runtime has no bf16 on CPUs: a folder is exported in fp32, which holds the same numbers."""
+    model = make_tiny(**SMALL).bfloat16()
+    model.save_pretrained(tmp_path / "model")
+    with pytest.raises(BadRequestError, match=r"export model.float\(\)"):
+        export_model(model, tmp_path / "out")
+    exported = export_folder(tmp_path / "model", tmp_path / "out")
+    assert exported.dtype == torch.float32
+    assert exported.difference < 1e-4
+
+
+def test_a_wrong_file_is_not_left_behind(tmp_path, monkeypatch):
+    model, right = make_tiny(**SMALL), compare.relative_difference
+    monkeypatch.setattr(compare, "relative_difference", lambda *pair: right(*pair) + 0.01)
+    with pytest.raises(BadResultError, match="differs from the model by 0.01 of the largest entry, and 0.0001"):
+        export_model(model, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_not_possible_is_said_before_weights_are_read(tmp_path):
+    make_tiny(**SMALL).save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"broken")
+    model, out = tmp_path / "model", tmp_path / "out"
+    ended(run("export", model, out, "--to", "onx"), 2, "did you mean 'onnx'?")
+    ended(run("export", model, out, "--to", "aoti", "--int8"), 2, "int8 is ONNX Runtime's")
+    ended(run("export", model, model), 2, "exists already")
+    ended(run("export", model, model / "inside"), 2, "is inside")
+    ended(run("export", tmp_path / "modle", out), 2, "modle does not exist")
+    ended(run("export", model, out), 1, "the weights in", "cannot be read")
+    assert not out.exists()
+
+
+def test_a_quantised_model(tmp_path):
+    """Its plain form is made of torch's ordinary operators."""
+    pytest.importorskip("tokenformer.quantisation")
+    import tokenformer
+
+    model = make_tiny(**SMALL)
+    quantised = tokenformer.quantize(model, "int8")
+    assert export_model(model if quantised is None else quantised, tmp_path / "out").difference < 1e-4
