@@ -76,7 +76,7 @@ MODELS = {
     "native": make_tiny,
     "grown": lambda: grow(make_tiny(), 2, method="zero"),  # its tau is not that of its size
     "gpt_neox": lambda: adopt(make_host("gpt_neox")),
-    "phi": lambda: adopt(make_host("phi")),
+    "qwen2": lambda: adopt(make_host("qwen2")),
     "llama": lambda: adopt(make_host("llama")),
 }
 
