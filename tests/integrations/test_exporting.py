@@ -1,14 +1,11 @@
 """`tokenformer export`: the file computes what the model computes, in a process without tokenformer and torch."""
 
-import re
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from command import ended, run
 from conftest import make_tiny, make_tiny_vision
+from exported import SMALL, run_readme, said_by, sure_of_itself
 from hosts import make_host
 from tokenformer import BadRequestError, add_tokens, adopt, tokens_by_row, use_tokens
 from tokenformer.errors import BadResultError
@@ -18,29 +15,11 @@ from tokenformer.exporting.graph import graph_of
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
 
-SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "qkv_tokens": 16, "out_tokens": 16, "ffn_tokens": 32}
-GONE = "import sys; sys.modules.update(dict.fromkeys(['tokenformer', 'transformers', 'torch']))\n"
-
-
-def run_readme(folder, before=""):
-    """What the script of a folder's README prints, in a process of its own."""
-    (script,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
-    ran = subprocess.run([sys.executable, "-c", before + script], cwd=folder, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
-
-
-def trained_alike(model):
-    """Weights large enough that a model of any width is sure of its next token."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("value_tokens"):
-                parameter.mul_(4)
-    return model
+GONE = ("tokenformer", "transformers", "torch")
 
 
 def test_the_command_writes_a_folder_that_runs_alone(tmp_path):
-    model = trained_alike(make_tiny(**SMALL))
+    model = sure_of_itself(make_tiny(**SMALL))
     model.save_pretrained(tmp_path / "model")
     result = run("export", tmp_path / "model", tmp_path / "out", "--int8")
     assert (result.exit_code, result.stderr) == (0, "")
@@ -53,9 +32,7 @@ def test_the_command_writes_a_folder_that_runs_alone(tmp_path):
     assert exported.difference < 1e-5
     assert set(exported.files) == {"README.md", "config.json", "model.onnx", "tokenizer.json", "tokenizer_config.json"}
     assert exported.size > (tmp_path / "out" / "model.onnx").stat().st_size
-    ids = torch.tensor([list(b"The")])
-    said = bytes(model.generate(ids, do_sample=False, max_new_tokens=20)[0, 3:].tolist()).decode(errors="replace")
-    assert run_readme(tmp_path / "whole", GONE) == f"{said}\n"
+    assert run_readme(tmp_path / "whole", GONE) == said_by(model)
 
 
 HOSTS = {
