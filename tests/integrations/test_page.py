@@ -1,5 +1,4 @@
-"""The sections of docs/integrations.md and docs/inference.md whose Python needs a package of the extra `integrations`
-run."""
+"""The sections of docs/integrations.md and docs/inference.md that need a package of the extra `integrations` run."""
 
 import pytest
 
