@@ -31,6 +31,7 @@ ROOMS = [
     "adoption",
     "groups",
     "integrations",
+    "exporting",
     "data",
     "evaluation",
     "training",

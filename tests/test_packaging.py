@@ -32,7 +32,8 @@ def modules(requirements: list[str]) -> set[str]:
     return {MODULES.get(name, name.replace("-", "_")) for name in names}
 
 
-INTEGRATIONS = modules(PROJECT["optional-dependencies"]["integrations"])
+EXTRA = PROJECT["optional-dependencies"]
+INTEGRATIONS = modules(EXTRA["integrations"] + EXTRA["export"]) - OURS
 
 
 def imported(path: Path, everywhere: bool) -> set[str]:
@@ -62,7 +63,7 @@ def test_only_files_that_are_imported_late_need_an_extra_to_be_imported():
 def test_errors_name_what_the_extras_bring():
     declared = PROJECT["optional-dependencies"]
     assert {extra: modules(declared[extra]) for extra in EXTRAS} == {e: set(names) for e, names in EXTRAS.items()}
-    assert declared["all"] == [f"tokenformer[{','.join(EXTRAS)}]"]
+    assert declared["all"] == [f"tokenformer[{','.join(extra for extra in EXTRAS if extra != 'export')}]"]
     assert "tokenformer[all]" in declared["dev"]
 
 
@@ -79,7 +80,8 @@ def test_what_the_tests_of_integrations_need_is_in_their_extra_and_in_no_other()
     assert asked
     assert asked <= INTEGRATIONS
     for extra, requirements in PROJECT["optional-dependencies"].items():
-        assert extra == "integrations" or not INTEGRATIONS & modules(requirements)
+        assert extra in ("integrations", "export") or not INTEGRATIONS & modules(requirements)
+    assert "tokenformer[export]" in EXTRA["integrations"]
     makefile = (ROOT / "Makefile").read_text()
     assert '-e ".[dev,integrations]"' in makefile
     assert ".cache/integrations/bin/python -m pytest tests/integrations\n" in makefile
@@ -129,6 +131,7 @@ COMMANDS = {
     ("prepare", "README.md"): "train",
     ("eval", "models/none", "--tasks", "piqa"): "eval",
     ("eval", "models/none", "--images", "digits"): "vision",
+    ("export", "models/none", "exported"): "export",
 }
 
 

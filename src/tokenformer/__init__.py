@@ -100,7 +100,7 @@ __all__ = [
 
 __version__ = version("tokenformer")
 # Imported when they are first asked for, so that `tokenformer.cost` needs no import of its own.
-_PARTS = ("cost", "data", "evaluation", "official", "report", "training")
+_PARTS = ("cost", "data", "evaluation", "exporting", "official", "report", "training")
 
 if not TYPE_CHECKING:  # to a type checker every name would exist
 

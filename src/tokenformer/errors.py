@@ -11,6 +11,7 @@ EXTRAS = {
     "eval": ("lm_eval", "datasets"),
     "report": ("matplotlib",),
     "triton": ("triton",),
+    "export": ("onnx", "onnxscript", "onnxruntime"),
 }
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from . import adapt, adopt, evaluate, generate, grow, info, official, plan, prepare, report, shrink, train
+from . import adapt, adopt, evaluate, export, generate, grow, info, official, plan, prepare, report, shrink, train
 from .terminal import Commands
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app.add_typer(shrink.commands)
 app.add_typer(adopt.commands)
 app.add_typer(adapt.commands)
 app.add_typer(info.commands)
+app.add_typer(export.commands)
 app.add_typer(official.commands)
 app.add_typer(report.commands)
 app.add_typer(prepare.commands)

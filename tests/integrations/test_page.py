@@ -1,11 +1,12 @@
-"""The sections of docs/integrations.md whose Python needs a package of the extra `integrations` run."""
+"""The sections of docs/integrations.md and docs/inference.md that need a package of the extra `integrations` run."""
 
 import pytest
 
 from pages import imports, scripts
 from test_packaging import INTEGRATIONS
 
-SCRIPTS = {title: script for title, script in scripts("integrations.md").items() if imports(script) & INTEGRATIONS}
+PAGES = scripts("integrations.md") | scripts("inference.md")
+SCRIPTS = {title: script for title, script in PAGES.items() if imports(script) & INTEGRATIONS}
 
 
 @pytest.mark.parametrize("title", SCRIPTS)

@@ -127,7 +127,9 @@ class Adopted:
             for name, entry in self.layers.items():
                 like = next(base.get_submodule(name).parameters())
                 shape = {key: entry[key] for key in SHAPE}
-                layer = Pattention(**shape, device=like.device, dtype=like.dtype)
+                # On the meta device nothing is said: who puts parameters alone there, as vLLM does, wants tau computed.
+                device = None if like.is_meta else like.device
+                layer = Pattention(**shape, device=device, dtype=like.dtype)
                 set_submodule(base, name, fits_no_host(layer, guard))
             for name, settings in self.norms.items():
                 base.get_submodule(name)

@@ -286,6 +286,12 @@ class TokenFormerConfig(TokenFormerBaseConfig):
         "embed_tokens": "embedding_rowwise",
         **TokenFormerBaseConfig.base_model_tp_plan,
     }
+    # What a stage of a pipeline needs of each part: what enters, and what leaves.
+    base_model_pp_plan: ClassVar = {
+        "embed_tokens": (["input_ids"], ["inputs_embeds"]),
+        "layers": (["hidden_states", "attention_mask"], ["hidden_states"]),
+        "norm": (["hidden_states"], ["hidden_states"]),
+    }
     presets: ClassVar[dict[str, dict[str, Any]]] = PRESETS
 
     vocab_size: int = 50304
