@@ -29,12 +29,12 @@ class InferenceAttention(TokenFormerAttention):
         layers = (self.query, self.key, self.value)
         keys = _side_by_side(layers)
         if keys is None or not can_attend(hidden_states, self.query, keys, self.query.value_tokens, None, None):
-            return super().project(hidden_states)
+            return TokenFormerAttention.project(self, hidden_states)
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
         tau = torch.stack([layer.tau for layer in layers])
         outputs = attend(rows, keys, [layer.value_tokens for layer in layers], tau, self.query.kind)
         if outputs is None:
-            return super().project(hidden_states)
+            return TokenFormerAttention.project(self, hidden_states)
         query, key, value = (out.view(*hidden_states.shape[:-1], -1) for out in outputs)
         return query, key, value
 
@@ -45,6 +45,7 @@ CLASSES: dict[type[nn.Module], type[nn.Module]] = {
     nn.Linear: InferenceLinear,
     TokenFormerAttention: InferenceAttention,
 }
+ORDINARY = {new: old for old, new in CLASSES.items()}
 
 
 def for_inference(model: Model) -> Model:
@@ -61,19 +62,22 @@ def for_training(model: Model) -> Model:
     for attention in model.modules():
         if isinstance(attention, InferenceAttention):
             _put_apart((attention.query, attention.key, attention.value))
-    _change_classes(model, {new: old for old, new in CLASSES.items()})
+    _change_classes(model, ORDINARY)
     return model
 
 
 @contextmanager
 def while_inferring(model: nn.Module) -> Iterator[None]:
-    """Faster layers within the `with`, and no parameter moved; nothing changes for a model that is for inference."""
-    changed = _change_classes(model, CLASSES)
+    """Faster layers within the `with`, no parameter moved. For a model that is for inference it does nothing.
+
+    Nor for a compiled one, which would be compiled again. What is changed by one thread may serve another meanwhile.
+    """
+    changed = [] if getattr(model, "_compiled_call_impl", None) is not None else _change_classes(model, CLASSES)
     try:
         yield
     finally:
         for module in changed:
-            module.__class__ = {new: old for old, new in CLASSES.items()}[type(module)]
+            module.__class__ = ORDINARY.get(type(module), type(module))
 
 
 def _change_classes(model: nn.Module, classes: dict[type[nn.Module], type[nn.Module]]) -> list[nn.Module]:
@@ -114,7 +118,9 @@ def _side_by_side(layers: Sequence[Pattention]) -> Tensor | None:
     for position, (layer, key) in enumerate(zip(layers, keys, strict=True)):
         if type(layer) is not InferencePattention or "token_groups" in layer._modules:
             return None
-        if layer._forward_hooks or layer._forward_pre_hooks or layer.kind != layers[0].kind:
+        if layer._forward_hooks or layer._forward_pre_hooks or "forward" in layer.__dict__:
+            return None
+        if layer.kind != layers[0].kind or layer.key_bias is not None or layer.bias is not None:
             return None
         if key.shape != first.shape or key.data_ptr() != first.data_ptr() + position * size:
             return None

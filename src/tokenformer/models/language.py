@@ -30,6 +30,7 @@ from transformers.utils.output_capturing import capture_outputs
 from ..pattention.module import WideBuffers
 from .base import TokenFormerPreTrainedModel
 from .config import TokenFormerConfig
+from .inference import while_inferring
 from .kept_groups import put_kept_groups
 from .layers import TokenFormerLayer
 
@@ -120,6 +121,11 @@ class TokenFormerForCausalLM(TokenFormerLanguageModel, GenerationMixin):
         self.model = TokenFormerModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers, by the layers of `for_inference`."""
+        with while_inferring(self):
+            return super().generate(*args, **kwargs)
 
     @can_return_tuple
     def forward(  # type: ignore[misc]  # TransformersKwargs repeats position_ids

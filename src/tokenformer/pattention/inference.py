@@ -9,6 +9,7 @@ which torch brings along for lower precision and for compiled models, does. It t
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,25 +24,26 @@ from .operator import Tensors, can_be_fast, chosen_form, keeps_nothing
 DTYPES = (torch.float32, torch.bfloat16)
 
 
+@cache
 def _onednn_product() -> Any:
-    """oneDNN's product with a bias, as compiled models call it; None in builds of torch without it."""
-    product = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
-    try:
-        if product is not None:
-            product(torch.ones(1, 2), torch.ones(3, 2), None, "none", [], "")
-    except (RuntimeError, NotImplementedError):
+    """oneDNN's product with a bias, which compiled models call; None in builds of torch without it."""
+    if not torch.backends.mkldnn.is_available():
         return None
-    return product
-
-
-_ONEDNN = _onednn_product()
+    multiply = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    if multiply is not None:
+        try:
+            multiply(torch.ones(1, 2), torch.ones(3, 2), None, "none", [], "")
+        except RuntimeError:
+            return None
+    return multiply
 
 
 def product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """rows [..., d_in] · weightᵀ [d_in, d_out] + bias. The weight may be a transposed view."""
-    if _ONEDNN is None or rows.dtype != torch.float32 or rows.device.type != "cpu" or not rows.numel():
+    multiply = _onednn_product() if rows.dtype == torch.float32 and torch.backends.mkldnn.enabled else None
+    if multiply is None or rows.device.type != "cpu" or not rows.numel():
         return F.linear(rows, weight, bias)
-    return _ONEDNN(rows, weight, bias, "none", [], "")
+    return multiply(rows, weight, bias, "none", [], "")
 
 
 def attend(
@@ -92,17 +94,20 @@ def _attend(
     return [product(weights[:, layer].contiguous(), values.mT) for layer, values in enumerate(value_tokens)]
 
 
+# Below, the class is named where `super()` would stand: another thread may take the class back while a call runs.
+
+
 class InferencePattention(Pattention):
     """A Pattention while its model is for inference."""
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = self._tokens(x)
         if tokens.mask is not None or not can_attend(x, self, tokens.keys, tokens.values, tokens.key_bias, self.bias):
-            return super().forward(x)
+            return Pattention.forward(self, x)
         rows = x.reshape(-1, x.shape[-1])
         outputs = attend(rows, tokens.keys, [tokens.values], self.tau, self.kind, tokens.key_bias, self.bias)
         if outputs is None:
-            return super().forward(x)
+            return Pattention.forward(self, x)
         out = outputs[0].view(*x.shape[:-1], self.d_out)
         groups = self._modules.get("token_groups")
         added = None if groups is None else groups(x)
@@ -115,7 +120,7 @@ class InferenceLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         if is_plain_inference((input, self.weight, self.weight, None, self.bias)):
             return product(input, self.weight, self.bias)
-        return super().forward(input)
+        return nn.Linear.forward(self, input)
 
 
 def can_attend(
