@@ -125,7 +125,7 @@ class TokenFormerForCausalLM(TokenFormerLanguageModel, GenerationMixin):
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As in transformers, by the layers of `for_inference`."""
         with while_inferring(self):
-            return super().generate(*args, **kwargs)
+            return super().generate(*args, **kwargs)  # type: ignore[misc]  # its self is a protocol
 
     @can_return_tuple
     def forward(  # type: ignore[misc]  # TransformersKwargs repeats position_ids
