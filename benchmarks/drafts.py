@@ -21,7 +21,7 @@ from tokenformer.models.text import byte_tokenizer, encode
 
 RUN = ROOT / "runs" / "demo"
 PROMPTS = ("def test_", "import os\n", '    """Return ', "class ")
-NEW = 128
+NEW = 64
 GUESSES = 5  # at a time
 
 

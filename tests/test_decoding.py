@@ -33,6 +33,13 @@ from tokenformer.pattention.inference import InferencePattention, attend, produc
 ROUNDING = 1e-5
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _small_products_too():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tokenformer.pattention.inference.LEAST_WORK", 0)
+        yield
+
+
 def ids(model, rows=2, length=9):
     return torch.randint(0, model.config.vocab_size, (rows, length))
 

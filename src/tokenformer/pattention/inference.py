@@ -22,6 +22,8 @@ from .module import Pattention
 from .operator import Tensors, can_be_fast, chosen_form, keeps_nothing
 
 DTYPES = (torch.float32, torch.bfloat16)
+# Products of fewer multiplications are MKL's: a call of oneDNN takes 10 µs whatever it multiplies.
+LEAST_WORK = 2**19
 
 
 @cache
@@ -41,7 +43,8 @@ def _onednn_product() -> Any:
 def product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """rows [..., d_in] · weightᵀ [d_in, d_out] + bias. The weight may be a transposed view."""
     multiply = _onednn_product() if rows.dtype == torch.float32 and torch.backends.mkldnn.enabled else None
-    if multiply is None or rows.device.type != "cpu" or not rows.numel():
+    work = rows.numel() * weight.shape[0]
+    if multiply is None or rows.device.type != "cpu" or work < LEAST_WORK or not work:
         return F.linear(rows, weight, bias)
     return multiply(rows, weight, bias, "none", [], "")
 
