@@ -22,7 +22,7 @@ from transformers import GenerationMixin
 from tokenformer import TokenFormerConfig, for_inference
 from tokenformer.pattention.inference import product
 
-PROMPT, NEW = 32, 64
+PROMPT, NEW = 32, 32
 BATCHES = {1: 1.0, 16: 1.05}  # and what is wanted against GPT-NeoX
 WANTED_SHARE = 0.65
 READ_BYTES = 1 << 30
