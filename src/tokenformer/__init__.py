@@ -8,6 +8,7 @@ TokenFormerConfig, TokenFormerForCausalLM  the language model; also For… Seque
                                            and QuestionAnswering
 TokenFormerVisionConfig,
 TokenFormerForImageClassification          the vision model
+for_inference, for_training                a model that generates faster, and the one that it was
 ungrow                                     the model before its last growth step
 grow, grow_optimizer                       a larger model that computes exactly what the smaller one did
 rank_tokens, sort_tokens, shrink           a smaller model, without the tokens that do least
@@ -52,6 +53,8 @@ from .models import (
     TokenFormerModel,
     TokenFormerVisionConfig,
     TokenFormerVisionModel,
+    for_inference,
+    for_training,
 )
 from .pattention import KINDS, Pattention, pattention_layers, record_token_weights, replace_linears
 from .shrinking import rank_tokens, shrink, sort_tokens
@@ -76,6 +79,8 @@ __all__ = [
     "add_tokens",
     "adopt",
     "choose_tokens",
+    "for_inference",
+    "for_training",
     "grow",
     "grow_optimizer",
     "load_tokens",

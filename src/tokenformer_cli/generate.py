@@ -35,6 +35,12 @@ def generate_command(
     cache: Annotated[
         bool, typer.Option(" /--no-cache", show_default=False, help="Recompute every step: slow, for checks.")
     ] = True,
+    draft: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="A smaller model that guesses ahead, such as this one before it grew: see the docs."
+        ),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, …", show_default="the fastest")] = None,
     tokens: TokenGroups = None,
     token_fraction: TokenFraction = None,
@@ -52,24 +58,23 @@ def generate_command(
     for option, share in (("--temperature", temperature), ("--top-p", top_p)):
         if math.isnan(share):  # which is neither below nor above any bound
             raise BadCommandError(f"{option} {share} was given; a number is expected")
+    if draft is not None and not cache:
+        raise BadCommandError("--draft and --no-cache exclude each other: what was guessed is checked with the cache")
     given = _prompt(prompt)
 
     import torch
 
-    from tokenformer.errors import BadFileError, BadRequestError
+    from tokenformer import for_inference
+    from tokenformer.errors import BadRequestError
     from tokenformer.models import TokenFormerBaseConfig
-    from tokenformer.models.loading import read_config, read_model
+    from tokenformer.models.loading import read_config
     from tokenformer.models.text import TextStream, encode, read_tokenizer
 
     quiet_libraries()
     read_config(folder, TokenFormerBaseConfig, or_adopted=True, trust_remote_code=trust_remote_code)
-    model = read_model(folder, device, trust_remote_code=trust_remote_code, token_fraction=token_fraction)
-    if not model.can_generate():
-        raise BadRequestError(f"{folder} holds a {type(model).__name__}, which does not generate text")
+    model = _generator(folder, device, trust_remote_code, token_fraction=token_fraction)
     put_beside(model, tokens)
-    for name, weights in model.named_parameters():
-        if not weights.isfinite().all():
-            raise BadFileError(f"{folder} has weights that are NaN or infinite, in {name}; take an earlier checkpoint")
+    _check_finite(model, folder)
     tokenizer = read_tokenizer(folder, model.config, trust_remote_code=trust_remote_code)
     settings = model.generation_config
     if tokenizer.eos_token_id is not None and not isinstance(settings.eos_token_id, list):
@@ -86,6 +91,7 @@ def generate_command(
             f"the prompt has {len(ids):,} tokens, and {asked} more would pass the model's context of {context:,}; use "
             f"{way_out}"
         )
+    helper = None if draft is None else _draft(draft, folder, model, tokenizer, trust_remote_code)
     sampling: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k} if temperature > 0 else {}
     if token_top_k is not None:
         if not isinstance(model.config, TokenFormerBaseConfig):
@@ -94,17 +100,61 @@ def generate_command(
     if seed is not None:
         torch.manual_seed(seed)
     input_ids = torch.tensor([ids], device=model.device)
-    model.generate(
+    for_inference(model).generate(
         input_ids,
         attention_mask=torch.ones_like(input_ids),
         streamer=TextStream(tokenizer, lambda text: typer.echo(text, nl=False)),
         max_new_tokens=max_new_tokens or min(NEW_TOKENS, room),
         do_sample=temperature > 0,
         use_cache=cache,
+        assistant_model=helper,
         pad_token_id=0,  # never used for one sequence; without it transformers warns
         **sampling,
     )
     typer.echo()
+
+
+def _generator(folder: Path, device: str | None, trust_remote_code: bool, token_fraction: float | None = None) -> Any:
+    """The model of a folder, if it generates text."""
+    from tokenformer.errors import BadRequestError
+    from tokenformer.models.loading import read_model
+
+    model = read_model(folder, device, trust_remote_code=trust_remote_code, token_fraction=token_fraction)
+    if not model.can_generate():
+        raise BadRequestError(f"{folder} holds a {type(model).__name__}, which does not generate text")
+    return model
+
+
+def _check_finite(model: Any, folder: Path) -> None:
+    from tokenformer.errors import BadFileError
+
+    for name, weights in model.named_parameters():
+        if not weights.isfinite().all():
+            raise BadFileError(f"{folder} has weights that are NaN or infinite, in {name}; take an earlier checkpoint")
+
+
+def _draft(folder: Path, of: Path, model: Any, tokenizer: Any, trust_remote_code: bool) -> Any:
+    """The model that guesses ahead. It must read and write the same ids, and as many of them."""
+    from tokenformer import for_inference
+    from tokenformer.errors import BadRequestError
+    from tokenformer.models.loading import read_config
+    from tokenformer.models.text import read_tokenizer
+
+    config, ours = read_config(folder, trust_remote_code=trust_remote_code), model.config
+    for what, theirs, needed in (
+        ("a vocabulary", getattr(config, "vocab_size", 0), ours.vocab_size),
+        ("a context", getattr(config, "max_position_embeddings", 0), ours.max_position_embeddings),
+    ):
+        if theirs < needed or (what == "a vocabulary" and theirs != needed):
+            raise BadRequestError(
+                f"--draft {folder} has {what} of {theirs:,}, and {of} one of {needed:,}; give a model that {of} was "
+                "grown from, or another of the same tokenizer"
+            )
+    if read_tokenizer(folder, config, trust_remote_code=trust_remote_code).get_vocab() != tokenizer.get_vocab():
+        raise BadRequestError(f"--draft {folder} has another tokenizer than {of}; their ids mean different text")
+    draft = _generator(folder, str(model.device), trust_remote_code)
+    _check_finite(draft, folder)
+    return for_inference(draft)
 
 
 def _prompt(argument: str | None) -> bytes:

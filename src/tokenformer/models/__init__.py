@@ -24,6 +24,7 @@ from .adopted_classes import AdoptedConfig
 from .base import TokenFormerPreTrainedModel, TokenParallel, name_in_transformers
 from .config import PRESETS, VISION_PRESETS, TokenFormerBaseConfig, TokenFormerConfig, TokenFormerVisionConfig
 from .images import IMAGE_PROCESSORS
+from .inference import for_inference, for_training
 from .language import (
     TokenFormerForCausalLM,
     TokenFormerForQuestionAnswering,
@@ -91,6 +92,8 @@ __all__ = [
     "TokenFormerPreTrainedModel",
     "TokenFormerVisionConfig",
     "TokenFormerVisionModel",
+    "for_inference",
+    "for_training",
     "growth_records",
     "record_of",
 ]

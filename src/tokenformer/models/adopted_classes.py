@@ -30,6 +30,7 @@ from ..errors import BadFileError, BadRequestError
 from ..pattention import Pattention
 from .adopted import OLD_METHOD, Adopted, EqualLength, fits_no_host, record_of
 from .base import TokenModelMixin, name_in_transformers
+from .inference import while_inferring
 
 PREFIX = "Adopted"
 
@@ -119,11 +120,12 @@ class AdoptedGenerator(AdoptedModel):
     """An adopted model that generates."""
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """As the host does."""
+        """As the host does, by the layers of `for_inference`."""
         config = self.config  # type: ignore[attr-defined]
         layers = config.num_hidden_layers
         try:
-            return super().generate(*args, **kwargs)  # type: ignore[misc]
+            with while_inferring(self):  # type: ignore[arg-type]
+                return super().generate(*args, **kwargs)  # type: ignore[misc]
         except IndexError as error:
             # With `assistant_early_exit` transformers lowers this number while it drafts, and GPT-2 and GPT-NeoX run
             # all their layers nevertheless.

@@ -33,6 +33,7 @@ from ..errors import BadRequestError
 from ..pattention.module import WideBuffers
 from .base import TokenFormerPreTrainedModel
 from .config import TokenFormerConfig
+from .inference import while_inferring
 from .kept_groups import put_kept_groups
 from .layers import TokenFormerLayer
 
@@ -125,11 +126,15 @@ class TokenFormerForCausalLM(TokenFormerLanguageModel, GenerationMixin):
         self.post_init()
 
     def generate(self, *args: Any, token_top_k: int | None = None, **kwargs: Any) -> Any:
-        """As in transformers; with `token_top_k`, that many tokens of every feed-forward block mix their values."""
+        """As in transformers, by the layers of `for_inference`.
+
+        With `token_top_k`, that many tokens of every feed-forward block mix their values.
+        """
         with contextlib.ExitStack() as stack:
+            stack.enter_context(while_inferring(self))
             if token_top_k is not None:
                 stack.enter_context(top_k_tokens(self, token_top_k))
-            return super().generate(*args, **kwargs)  # type: ignore[misc]
+            return super().generate(*args, **kwargs)  # type: ignore[misc]  # its self is a protocol
 
     @can_return_tuple
     def forward(  # type: ignore[misc]  # TransformersKwargs repeats position_ids

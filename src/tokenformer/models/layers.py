@@ -55,6 +55,10 @@ class TokenFormerAttention(nn.Module):
         self.value = new_pattention(config, config.qkv_tokens)
         self.out = new_pattention(config, config.out_tokens)
 
+    def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each [batch, length, width]."""
+        return self.query(hidden_states), self.key(hidden_states), self.value(hidden_states)
+
     def forward(
         self,
         hidden_states: Tensor,
@@ -65,8 +69,8 @@ class TokenFormerAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         batch_length = hidden_states.shape[:-1]
         query, key, value = (
-            project(hidden_states).view(*batch_length, -1, self.head_dim)  # [batch, length, heads, d]
-            for project in (self.query, self.key, self.value)
+            projected.view(*batch_length, -1, self.head_dim)  # [batch, length, heads, d]
+            for projected in self.project(hidden_states)
         )
         if position_embeddings is not None:
             # Rotated before heads and positions are transposed: the attention's output then needs no copy.

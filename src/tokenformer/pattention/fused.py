@@ -56,7 +56,7 @@ FEWEST_ROWS = 256
 GATHERED_COST = 1
 
 # By kind: the activation into the memory of the normalised scores. Fresh memory would cost more than the norm.
-_IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
+IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
     "l2_gelu": torch.ops.aten.gelu_,
     "l2_gelu_tanh": partial(torch.ops.aten.gelu_, approximate="tanh"),
     "l2_silu": torch.ops.aten.silu_,
@@ -276,7 +276,7 @@ def _weigh(
         inverse_rms, free = torch.maximum(rms, smallest).reciprocal(), rms >= smallest
     weights.mul_(_per_token(inverse_rms, segments))
     if kind in ACTIVATIONS:
-        weights = (ACTIVATIONS if keep else _IN_PLACE)[kind](kept)
+        weights = (ACTIVATIONS if keep else IN_PLACE)[kind](kept)
     return _Rows(weights, kept, inverse_rms, scale, free)
 
 

@@ -139,20 +139,20 @@ class Pattention(WideBuffers):
             )
         if self.training and self.nested:
             parts = zip(x.tensor_split(len(self.nested)), self.nested, strict=True)
-            out = torch.cat([self._attend(rows, prefix) for rows, prefix in parts])
+            of_prefixes = [self._attend(rows, self._tokens(rows, p), self.tau * p.tau_factor) for rows, p in parts]
+            out = torch.cat(of_prefixes)
         else:
-            out = self._attend(x)
+            out = self._attend(x, self._tokens(x), self.tau)
         groups = self._modules.get("token_groups")
         added = None if groups is None else groups(x)
         return out if added is None else out + added.to(out.dtype)
 
-    def _attend(self, x: Tensor, prefix: Prefix | None = None) -> Tensor:
-        tokens = self._tokens(x, prefix)
+    def _attend(self, x: Tensor, tokens: "Tokens", tau: Tensor) -> Tensor:
         return pattention(
             x,
             tokens.keys,
             tokens.values,
-            self.tau if prefix is None else self.tau * prefix.tau_factor,
+            tau,
             self.kind,
             key_bias=tokens.key_bias,
             bias=self.bias,

@@ -76,9 +76,9 @@ def pattention(
         _check_segments(segments, key_tokens, tau)
     if top_k is not None and top_k >= key_tokens.shape[0]:
         top_k = None
-    chosen = _chosen_form(form)
+    chosen = chosen_form(form)
     tensors = (x, key_tokens, value_tokens, key_bias, bias)
-    fast = _can_be_fast(tensors, tau) and (top_k is None or chosen == "triton" or _keeps_nothing(tensors))
+    fast = can_be_fast(tensors, tau) and (top_k is None or chosen == "triton" or keeps_nothing(tensors))
     if chosen == "reference" or not fast:
         return _plain(tensors, tau, kind, frozen, segments, mask, top_k)
     if chosen == "triton":
@@ -89,7 +89,7 @@ def pattention(
         mask = mask.expand(*x.shape[:-1], n).reshape(-1, n)  # [rows, n]
     if not isinstance(tau, Tensor):
         tau = torch.tensor(tau, dtype=wide(key_tokens.dtype), device=x.device)
-    if chosen != "triton" and _keeps_nothing(tensors):
+    if chosen != "triton" and keeps_nothing(tensors):
         out = fused.attend(rows, key_tokens, value_tokens, key_bias, bias, tau, kind, segments, mask, top_k)
     else:
         keep = not recompute and chosen != "triton"
@@ -112,7 +112,8 @@ def check_form(form: str, given: str) -> None:
 
 
 @torch.compiler.assume_constant_result
-def _chosen_form(form: str) -> str:
+def chosen_form(form: str) -> str:
+    """The form that computes, by the variable or the argument."""
     form = os.environ.get(VARIABLE) or form
     if form not in FORMS:
         check_form(form, VARIABLE)
@@ -154,7 +155,7 @@ def _check_triton(
     )
 
 
-def _can_be_fast(tensors: Tensors, tau: float | Tensor) -> bool:
+def can_be_fast(tensors: Tensors, tau: float | Tensor) -> bool:
     """Not for tokens that are spread over devices or quantised, nor in torch.func's transforms, nor in an exported
     program, which should run where this library is not installed.
     """
@@ -171,7 +172,7 @@ def _can_be_fast(tensors: Tensors, tau: float | Tensor) -> bool:
     return not (isinstance(tau, Tensor) and tau.requires_grad)
 
 
-def _keeps_nothing(tensors: Tensors) -> bool:
+def keeps_nothing(tensors: Tensors) -> bool:
     """In plain inference the operator's bookkeeping is left out: one token at a time it is a good part of the work."""
     x, key_tokens, value_tokens, key_bias, bias = tensors
     if torch.compiler.is_compiling() or _autocasts(x.device.type):
