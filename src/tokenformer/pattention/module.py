@@ -110,6 +110,15 @@ class Pattention(WideBuffers):
     def num_tokens(self) -> int:
         return self.key_tokens.shape[0]
 
+    @property
+    def num_quantised(self) -> int:
+        """How many of the tokens, from the first, are integers: none, but in a QuantisedPattention."""
+        return 0
+
+    def all_tokens(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys, values and key bias of all tokens."""
+        return self.key_tokens, self.value_tokens, self.key_bias
+
     def reset_parameters(self, key_std: float | None = None, value_std: float | None = None) -> None:
         """Draw new tokens. By default keys have variance 1/d_in and values 1/n, so that outputs have one near 0.4."""
         nn.init.normal_(self.key_tokens, std=self.d_in**-0.5 if key_std is None else key_std)
@@ -120,7 +129,12 @@ class Pattention(WideBuffers):
 
     def forward(self, x: Tensor) -> Tensor:
         groups, tokens = self._modules.get("token_groups"), self._tokens(x)
-        out = pattention(
+        out = self._attend(x, tokens)
+        added = None if groups is None else groups(x)
+        return out if added is None else out + added.to(out.dtype)
+
+    def _attend(self, x: Tensor, tokens: Tokens) -> Tensor:
+        return pattention(
             x,
             tokens.keys,
             tokens.values,
@@ -133,8 +147,6 @@ class Pattention(WideBuffers):
             frozen=tokens.frozen,
             mask=tokens.mask,
         )
-        added = None if groups is None else groups(x)
-        return out if added is None else out + added.to(out.dtype)
 
     def _tokens(self, x: Tensor) -> "Tokens":
         """Those that share the layer's normaliser for rows x: its own, and of groups that are on (groups.py)."""

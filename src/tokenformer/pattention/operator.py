@@ -72,7 +72,7 @@ def pattention(
         )
     if segments:
         _check_segments(segments, key_tokens, tau)
-    chosen = _chosen_form(form)
+    chosen = chosen_form(form)
     tensors = (x, key_tokens, value_tokens, key_bias, bias)
     if chosen == "reference" or not _can_be_fast(tensors, tau):
         return _plain(tensors, tau, kind, frozen, segments, mask)
@@ -107,7 +107,7 @@ def check_form(form: str, given: str) -> None:
 
 
 @torch.compiler.assume_constant_result
-def _chosen_form(form: str) -> str:
+def chosen_form(form: str) -> str:
     form = os.environ.get(VARIABLE) or form
     if form not in FORMS:
         check_form(form, VARIABLE)
