@@ -209,12 +209,15 @@ def plan_growth(
 
 
 def best_method(model: nn.Module) -> str:
-    """The exact method after which a model trains best: rotate or, where that is not exact, split."""
+    """The exact method after which a model trains best: rotate or, where that is not exact, split.
+
+    Of a quantised model zero, as split would change its old tokens.
+    """
     kinds = {layer.kind for _, layer in pattention_layers(model)}
-    if "gelu_l2" in kinds and any(layer.num_quantised for _, layer in pattention_layers(model)):
-        return "zero"  # split would change quantised tokens
     recorded = {record.growth_method for _, record in growth_records(model)}
-    return "rotate" if kinds <= ACTIVATIONS.keys() and recorded <= {"rotate"} else "split"
+    if kinds <= ACTIVATIONS.keys() and recorded <= {"rotate"}:
+        return "rotate"
+    return "zero" if any(layer.num_quantised for _, layer in pattention_layers(model)) else "split"
 
 
 def check_growable(model: nn.Module, method: str) -> None:
