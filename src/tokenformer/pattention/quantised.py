@@ -8,6 +8,8 @@ The integers never change. Tokens that the layer gets later stand behind them, i
 full precision, with no row at first; both share one normaliser.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Literal, get_args
 
@@ -258,6 +260,19 @@ def _rows_of_mask(x: Tensor, tokens: Tokens, quantised: int) -> Tensor | None:
         return None
     mask = tokens.mask.expand(*x.shape[:-1], -1).reshape(x.shape[:-1].numel(), -1)
     return torch.cat([mask.new_ones(len(mask), quantised), mask], dim=1)
+
+
+@contextmanager
+def plainly(model: nn.Module) -> Iterator[None]:
+    """Inside, quantised layers compute as the specification does, to compare models to the last digits."""
+    forms = {layer: layer.form for layer in model.modules() if isinstance(layer, QuantisedPattention)}
+    try:
+        for layer in forms:
+            layer.form = "reference"
+        yield
+    finally:
+        for layer, form in forms.items():
+            layer.form = form
 
 
 def quantise_layer(layer: Pattention, bits: Bits) -> None:

@@ -17,14 +17,13 @@ from transformers.quantizers import HfQuantizer, register_quantization_config, r
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..errors import BadFileError
+from ..models.loading import INTEGERS
 from ..pattention import Pattention, pattention_layers
 from ..pattention.quantised import Bits, QuantisedPattention, QuantisedTokens, become_quantised
 from .quantise import check_bits, check_quantisable, dequantise_layers, quantise_layers, quantised_parts
 
-METHOD = "tokenformer_tokens"
 
-
-@register_quantization_config(METHOD)
+@register_quantization_config(INTEGERS)
 class TokenFormerQuantConfig(QuantizationConfigMixin):
     """How a model's tokens are quantised, for from_pretrained.
 
@@ -35,12 +34,12 @@ class TokenFormerQuantConfig(QuantizationConfigMixin):
 
     def __init__(self, dtype: str = "int8", layers: Mapping[str, int] | None = None, **_: Any) -> None:
         check_bits(dtype, "TokenFormerQuantConfig")
-        self.quant_method: Any = METHOD
+        self.quant_method: Any = INTEGERS
         self.dtype = dtype
         self.layers = dict(layers or {})
 
 
-@register_quantizer(METHOD)
+@register_quantizer(INTEGERS)
 class TokenQuantizer(HfQuantizer):
     """transformers' hook for such models."""
 
@@ -87,7 +86,7 @@ def mark_quantised(model: Any, dtype: str, counts: Mapping[str, int]) -> None:
     config = TokenFormerQuantConfig(dtype, counts)
     model.hf_quantizer = TokenQuantizer(config)
     model.config.quantization_config = config
-    model.is_quantized, model.quantization_method = True, METHOD
+    model.is_quantized, model.quantization_method = True, INTEGERS
 
 
 def _make_room(model: PreTrainedModel, config: TokenFormerQuantConfig) -> None:
