@@ -60,7 +60,8 @@ def _product(x: Tensor, codes: Tensor, packed: Packed | None, plain: bool, round
         if codes.dtype == torch.int8 and codes.shape[1] % VECTOR == 0:
             rows = x.to(torch.bfloat16)
             return torch.ops.aten._weight_int8pack_mm(rows, codes, rows.new_ones(len(codes))).float()
-    if x.shape[1] <= LONGEST_EXACT and integers_are_exact():
+    # torch misreads a matrix of one column that is transposed.
+    if 1 < x.shape[1] <= LONGEST_EXACT and integers_are_exact():
         return exact_product(x, codes)
     return plain_product(x, codes)
 
