@@ -128,7 +128,8 @@ def test_rounding_is_to_the_nearest_and_zeros_stay(bits):
     for old, new in zip(before, layer.all_tokens()[:2], strict=True):
         scales = old.abs().amax(1, keepdim=True) / largest
         assert ((new - old).abs() <= scales * (0.5 + 1e-5)).all()
-    assert layer.all_tokens()[0][3].eq(0).all() and layer.all_tokens()[1][5].eq(0).all()
+    assert layer.all_tokens()[0][3].eq(0).all()
+    assert layer.all_tokens()[1][5].eq(0).all()
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -153,12 +154,14 @@ def test_a_model_is_quantised_and_made_whole_again(make, bits):
     if name == "pixel_values":
         inputs[name] = inputs[name][..., : model.config.image_size, : model.config.image_size]
     assert quantize(model, bits) is model
-    assert model.num_parameters() == parameters and model.is_quantized
+    assert model.num_parameters() == parameters
+    assert model.is_quantized
     with torch.no_grad(), plainly(model):
         rounded = model(**inputs).logits
     dequantize(model)
     assert sorted(name for name, _ in model.named_parameters()) == sorted(names)
-    assert not getattr(model, "is_quantized", False) and not hasattr(model.config, "quantization_config")
+    assert not getattr(model, "is_quantized", False)
+    assert not hasattr(model.config, "quantization_config")
     with torch.no_grad():
         assert relative_error(model(**inputs).logits, rounded) < 1e-4
 
@@ -177,7 +180,7 @@ def test_one_line_for_what_cannot_be_quantised():
         quantize(make_tiny(), "int7")
     with pytest.raises(BadRequestError, match="no Pattention"):
         quantize(torch.nn.Linear(2, 2))
-    with pytest.raises(BadRequestError, match="no token that tokenformer.quantize"):
+    with pytest.raises(BadRequestError, match=r"no token that tokenformer\.quantize"):
         dequantize(make_tiny())
     model = quantize(make_tiny())
     with pytest.raises(BadRequestError, match="nothing is left to do"):
@@ -200,5 +203,6 @@ def test_bf16_and_copies():
     assert layer.quantised.key_scales.dtype == torch.float32
     with torch.no_grad():
         out = model(IDS).logits
-        assert out.dtype == torch.bfloat16 and out.isfinite().all()
+        assert out.dtype == torch.bfloat16
+        assert out.isfinite().all()
         assert torch.equal(copy.deepcopy(model)(IDS).logits, out)

@@ -294,7 +294,8 @@ def become_quantised(layer: Pattention, quantised: QuantisedTokens) -> None:
     """Let a layer of which the first tokens are integers have only the others in full precision."""
     count = layer.num_tokens - quantised.num_tokens
     layer.__class__ = QuantisedPattention
-    layer.quantised = quantised.train(layer.training)  # type: ignore[assignment]
+    assert isinstance(layer, QuantisedPattention)
+    layer.quantised = quantised.train(layer.training)
     _keep_rows(layer, count)
 
 
@@ -314,4 +315,4 @@ def dequantise_layer(layer: QuantisedPattention) -> None:
         if tokens is not None:
             setattr(layer, name, nn.Parameter(tokens.detach().clone()))
     del layer.quantised
-    layer.__class__ = Pattention
+    layer.__class__ = Pattention  # type: ignore[assignment]

@@ -7,7 +7,7 @@ Enters: any model with Pattentions. Leaves: the same model, changed in place; or
 Embeddings, norms, biases and the output layer stay as they are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -111,7 +111,7 @@ def dequantize(model: Model) -> Model:
     return model
 
 
-def dequantise_layers(layers: list[Pattention]) -> None:
+def dequantise_layers(layers: Sequence[Pattention]) -> None:
     """Make numbers of the integers of these layers."""
     for layer in layers:
         if isinstance(layer, QuantisedPattention):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import torch
+from torch import Tensor, nn
 
 from ..errors import BadRequestError
 from ..io import check_new, check_outside, write_new
@@ -65,11 +65,11 @@ def quantise_folder(
     return found
 
 
-def token_bytes(model: torch.nn.Module) -> int:
+def token_bytes(model: nn.Module) -> int:
     """What the tokens of a model take, with their scales."""
     total = 0
     for _, layer in pattention_layers(model):
-        tensors = [layer.key_tokens, layer.value_tokens, layer.key_bias]
+        tensors: list[Tensor | None] = [layer.key_tokens, layer.value_tokens, layer.key_bias]
         if isinstance(layer, QuantisedPattention):
             tensors += layer.quantised.buffers()
         total += sum(tensor.nbytes for tensor in tensors if tensor is not None)
