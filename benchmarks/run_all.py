@@ -30,6 +30,7 @@ SCRIPTS = (
     "adoption",
     "token_groups",
     "quantisation",
+    "quantised_decoding",
 )
 
 

@@ -9,11 +9,12 @@ from transformers import AutoModel, AutoModelForCausalLM, Trainer, TrainingArgum
 
 import tokenformer
 from command import ended, run
-from conftest import make_tiny, make_tiny_vision
+from conftest import make_tiny, make_tiny_vision, relative_error
 from hosts import make_host
+from pages import scripts
 from tokenformer import TokenFormerQuantConfig, adopt, dequantize, grow, quantize
 from tokenformer.models.loading import empty_model, read_config, read_model
-from tokenformer.pattention.quantised import BITS
+from tokenformer.pattention.quantised import BITS, plainly
 
 IDS = torch.randint(0, 64, (2, 12), generator=torch.Generator().manual_seed(0))
 SMALL = {"hidden_size": 32, "qkv_tokens": 32, "out_tokens": 32, "ffn_tokens": 64}
@@ -125,3 +126,27 @@ def test_the_command_refuses_in_one_line(tmp_path, source):
         "shrink first",
     )
     assert not (tmp_path / "out").exists()
+
+
+def test_the_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for script in scripts("quantisation.md").values():
+        exec(script, {})
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_exported_and_compiled(bits):
+    """Both hold the plain form."""
+    model = grow(quantize(make_tiny(**SMALL), bits), 2)
+    with torch.no_grad():
+        expected = logits(model)
+        program = torch.export.export(model, (), {"input_ids": IDS, "use_cache": False})
+        exported = program.module()(input_ids=IDS, use_cache=False).logits
+    assert relative_error(exported, expected) < 1e-3
+    layer = model.model.layers[0].ffn
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    x = torch.randn(2, 20, 32, requires_grad=True)
+    with plainly(model):
+        (expected,) = torch.autograd.grad(layer(x).sum(), x)
+    (gradient,) = torch.autograd.grad(compiled(x).sum(), x)
+    assert relative_error(gradient, expected) < 1e-4

@@ -3,7 +3,7 @@
 Enters: rows x [rows, d], and codes: int8 [n, d], or uint8 [n, (d + 1) / 2] with two integers from -7 to 7 in a byte,
 the first half of a row in the lower four bits. Leaves: x · codesᵀ [rows, n] in fp32 or wider. Three forms:
 
-    plain    a tile of codes at a time is cast and multiplied: the specification, for every device and dtype
+    plain    a tile of codes at a time is cast and multiplied: the specification, for every device and dtype, and compiled
     packed   torch's products of bf16 rows with packed integers, on CPUs, for few rows and without gradients
     exact    every row as two rows of int8, hi + lo / 254, multiplied and added up in integers, on CPUs
 
@@ -22,7 +22,7 @@ from .functional import wide
 # So many codes are cast at a time: as fp32 they stay in the cache.
 TILE = 2**18
 # The packed product reads codes once for every few rows, the exact one once for all. Measured in
-# benchmarks/quantisation.py.
+# benchmarks/quantised_decoding.py.
 FEW_ROWS = {torch.int8: 4, torch.uint8: 8}
 LARGEST = {torch.int8: 127, torch.uint8: 7}
 # Sums of products of two int8 stay below 2³¹.
@@ -50,7 +50,8 @@ def product(x: Tensor, codes: Tensor, packed: Packed | None = None, *, plain: bo
 
 
 def _product(x: Tensor, codes: Tensor, packed: Packed | None, plain: bool, rounded: bool) -> Tensor:
-    if plain or x.device.type != "cpu" or x.dtype == torch.float64 or not x.numel() or not codes.numel():
+    plain |= x.device.type != "cpu" or x.dtype == torch.float64 or torch.compiler.is_compiling()
+    if plain or not x.numel() or not codes.numel():
         return plain_product(x, codes)
     if rounded and x.shape[0] <= FEW_ROWS[codes.dtype]:
         if packed is not None:
