@@ -23,7 +23,7 @@ from tokenformer.training import load_recipe
 
 DEMO = ROOT / "runs" / "demo" / "stage-3" / "model"
 RECIPE = ROOT / "recipes" / "demo.yaml"
-BLOCKS, BLOCKS_BY_TOKEN = 64, 4
+BLOCKS, BLOCKS_BY_TOKEN, LENGTH_BY_TOKEN = 64, 4, 64
 MOST_LOSS = {"int8": 0.5, "int4": 3.0}  # per cent
 MOST_SIZE = {"int8": 0.28, "int4": 0.17}
 
@@ -55,7 +55,7 @@ def bits_per_byte_by_token(model: nn.Module, blocks: Tensor) -> float:
 
 def accuracy(model: nn.Module, blocks: Tensor) -> Iterator[Figure]:
     """What quantising costs in loss, and saves in size."""
-    few = blocks[:BLOCKS_BY_TOKEN]
+    few = blocks[:BLOCKS_BY_TOKEN, :LENGTH_BY_TOKEN]
     before = bits_per_byte(model, blocks), bits_per_byte_by_token(model, few)
     sizes = token_bytes(model), model.get_memory_footprint()
     for to in ("int8", "int4"):
