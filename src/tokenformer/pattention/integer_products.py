@@ -3,7 +3,7 @@
 Enters: rows x [rows, d], and codes: int8 [n, d], or uint8 [n, (d + 1) / 2] with two integers from -7 to 7 in a byte,
 the first half of a row in the lower four bits. Leaves: x · codesᵀ [rows, n] in fp32 or wider. Three forms:
 
-    plain    a tile of codes at a time is cast and multiplied: the specification, for every device and dtype, and compiled
+    plain    a tile of codes at a time is cast and multiplied: the specification; everywhere, and in compiled code
     packed   torch's products of bf16 rows with packed integers, on CPUs, for few rows and without gradients
     exact    every row as two rows of int8, hi + lo / 254, multiplied and added up in integers, on CPUs
 
