@@ -30,6 +30,8 @@ SCRIPTS = (
     "adoption",
     "token_groups",
     "top_k",
+    "quantisation",
+    "quantised_decoding",
 )
 
 

@@ -28,6 +28,7 @@ ROOMS = [
     "cost",
     "growth",
     "shrinking",
+    "quantisation",
     "adoption",
     "groups",
     "integrations",

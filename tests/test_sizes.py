@@ -21,6 +21,7 @@ from tokenformer import (
     grow,
     merge_tokens,
     pattention_layers,
+    quantize,
     rank_tokens,
     shrink,
     sort_tokens,
@@ -180,6 +181,9 @@ def test_what_is_rounded_is_said_and_what_cannot_be_is_refused(tmp_path, caplog)
         AutoModelForCausalLM.from_pretrained(tmp_path / "other", token_fraction=0.5)
     with pytest.raises(BadRequestError, match="token_fraction and state_dict were given"):
         TokenFormerForCausalLM.from_pretrained(tmp_path / "sorted", token_fraction=0.5, state_dict={})
+    quantize(make_sorted()).save_pretrained(tmp_path / "integers")
+    with pytest.raises(BadRequestError, match="integers are quantised; load the share from the folder"):
+        TokenFormerForCausalLM.from_pretrained(tmp_path / "integers", token_fraction=0.5)
     model.config.token_prefixes = {"layers.0.ffn": {"two": 1.0}}
     with pytest.raises(StrictDataclassError, match="token_prefixes is damaged"):
         model.config.validate()

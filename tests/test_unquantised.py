@@ -8,7 +8,7 @@ from conftest import make_tiny
 from hosts import make_host
 from tokenformer import adopt
 
-LEFT = r"(\d+) of \1 tensors of parameter tokens \([\d,]+ numbers\) as they were\. .* docs/integrations\.md"
+LEFT = r"(\d+) of \1 tensors of parameter tokens \([\d,]+ numbers\) as they were\. .*quantize.* docs/quantisation\.md"
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

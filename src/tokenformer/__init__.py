@@ -12,6 +12,8 @@ for_inference, for_training                a model that generates faster, and th
 ungrow                                     the model before its last growth step
 grow, grow_optimizer                       a larger model that computes exactly what the smaller one did
 rank_tokens, sort_tokens, shrink           a smaller model, without the tokens that do least
+quantize, dequantize,
+TokenFormerQuantConfig                     tokens as integers of eight or four bits, beside which a model still grows
 parameter_groups                           learning rates that follow the size of a layer
 add_tokens, load_tokens, save_tokens,
 use_tokens, train_tokens, merge_tokens,
@@ -57,6 +59,7 @@ from .models import (
     for_training,
 )
 from .pattention import KINDS, Pattention, pattention_layers, record_token_weights, replace_linears
+from .quantisation import TokenFormerQuantConfig, dequantize, quantize
 from .shrinking import rank_tokens, shrink, sort_tokens
 
 __all__ = [
@@ -74,11 +77,13 @@ __all__ = [
     "TokenFormerForSequenceClassification",
     "TokenFormerForTokenClassification",
     "TokenFormerModel",
+    "TokenFormerQuantConfig",
     "TokenFormerVisionConfig",
     "TokenFormerVisionModel",
     "add_tokens",
     "adopt",
     "choose_tokens",
+    "dequantize",
     "for_inference",
     "for_training",
     "grow",
@@ -89,6 +94,7 @@ __all__ = [
     "parameter_groups",
     "pattention_layers",
     "plan_growth",
+    "quantize",
     "rank_tokens",
     "record_token_weights",
     "remove_tokens",

@@ -5,7 +5,22 @@ from typing import Annotated
 
 import typer
 
-from . import adapt, adopt, evaluate, export, generate, grow, info, official, plan, prepare, report, shrink, train
+from . import (
+    adapt,
+    adopt,
+    evaluate,
+    export,
+    generate,
+    grow,
+    info,
+    official,
+    plan,
+    prepare,
+    quantize,
+    report,
+    shrink,
+    train,
+)
 from .terminal import Commands
 
 app = typer.Typer(
@@ -20,6 +35,7 @@ app.add_typer(generate.commands)
 app.add_typer(evaluate.commands)
 app.add_typer(grow.commands)
 app.add_typer(shrink.commands)
+app.add_typer(quantize.commands)
 app.add_typer(adopt.commands)
 app.add_typer(adapt.commands)
 app.add_typer(info.commands)

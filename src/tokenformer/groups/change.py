@@ -176,7 +176,7 @@ def _draw(group: TokenGroup, module: nn.Module, generator: torch.Generator) -> N
         fill_normal(group.key_tokens, group.key_tokens.shape[1] ** -0.5, generator)
     else:
         assert isinstance(module, Pattention)
-        fill_normal(group.value_tokens, rms(module.value_tokens), generator)
+        fill_normal(group.value_tokens, rms(module.all_tokens()[1]), generator)
 
 
 def put_group(model: nn.Module, layer: str, name: str, group: TokenGroup, switch: Switch) -> None:

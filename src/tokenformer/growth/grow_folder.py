@@ -22,6 +22,7 @@ from ..models.loading import empty_model, read_config, read_model
 from ..models.sample import checked_difference, sample_inputs, sample_output, tolerance_of
 from ..models.side_files import copy_beside_weights
 from ..pattention import default_tau
+from ..pattention.quantised import plainly
 from .grow import apply_growth
 from .layer import grown_tau
 from .plan import LayerGrowth, plan_growth
@@ -61,18 +62,20 @@ def grow_folder(
     check_fits(f"the grown model, of {parameters:,} parameters,", needed, machine_memory(), "grow it less")
     model = read_model(source, trust_remote_code=trust_remote_code)
     inputs = sample_inputs(model)
-    old_logits = sample_output(model, inputs) if verify else None
+    with plainly(model):
+        old_logits = sample_output(model, inputs) if verify else None
     apply_growth(model, growth, inplace=True)
     difference = None
     if old_logits is not None:
-        difference = checked_difference(
-            model,
-            inputs,
-            old_logits,
-            exact=growth.method != "random",
-            tolerance=tolerance_of(model.dtype),
-            said=f"the grown model's logits differ from those of {source}",
-        )
+        with plainly(model):
+            difference = checked_difference(
+                model,
+                inputs,
+                old_logits,
+                exact=growth.method != "random",
+                tolerance=tolerance_of(model.dtype),
+                said=f"the grown model's logits differ from those of {source}",
+            )
     with write_new(target) as (partial,):
         model.save_pretrained(partial)
         copy_beside_weights(source, partial)

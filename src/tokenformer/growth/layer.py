@@ -31,7 +31,7 @@ def grow_layer(name: str, layer: Pattention, growth: Growth) -> None:
             replace_data(parameter, rows)
         layer.tau = grown_tau(layer.tau, layer.kind, step, growth.method)
         return
-    keys, values = _with_bias(layer), layer.value_tokens
+    keys, values = _with_bias(layer)
     tau = grown_tau(layer.tau, layer.kind, step, growth.method)
     if keys.is_meta:
         new_keys, new_values = keys.new_empty(step.after, keys.shape[1]), values.new_empty(step.after, layer.d_out)
@@ -48,11 +48,12 @@ def grow_layer(name: str, layer: Pattention, growth: Growth) -> None:
         if step.rotated and keys.any():  # keys that are all zero have no rotation; their new values then let them learn
             new_keys[split_at:] = _rotations(keys, step.appended, generator)
             new_values[split_at:] = 0
+    new_keys, new_values = new_keys[step.quantised :], new_values[step.quantised :]
     if layer.key_bias is not None:
         replace_data(layer.key_bias, new_keys[:, -1].clone())
-        new_keys = new_keys[:, :-1].contiguous()
-    replace_data(layer.key_tokens, new_keys)
-    replace_data(layer.value_tokens, new_values)
+        new_keys = new_keys[:, :-1]
+    replace_data(layer.key_tokens, new_keys.contiguous() if not step.quantised else new_keys.clone())
+    replace_data(layer.value_tokens, new_values if not step.quantised else new_values.clone())
     layer.tau = tau
 
 
@@ -74,10 +75,10 @@ def kept_rows(layer: Pattention, kept: Sequence[int]) -> Iterator[tuple[nn.Param
             yield parameter, parameter.detach()[list(kept)]
 
 
-def _with_bias(layer: Pattention) -> Tensor:
-    """The keys [n, d_in], with their biases, if any, as one more column."""
-    keys = layer.key_tokens
-    return keys if layer.key_bias is None else torch.cat([keys, layer.key_bias.unsqueeze(1)], dim=1)
+def _with_bias(layer: Pattention) -> tuple[Tensor, Tensor]:
+    """The keys [n, d_in], with their biases, if any, as one more column, and the values."""
+    keys, values, key_bias = layer.all_tokens()
+    return keys if key_bias is None else torch.cat([keys, key_bias.unsqueeze(1)], dim=1), values
 
 
 def _share_out(values: Tensor, step: LayerGrowth, noise: float, out: Tensor, generator: torch.Generator) -> None:

@@ -68,10 +68,10 @@ class Rule:
         """The grown state."""
         if self.step.kept is not None:
             return old[list(self.step.kept)] if self.by_token else old * self.factor
-        kept = self.step.copies * self.step.before
+        kept, after = (count - self.step.quantised for count in (self.step.copies * self.step.before, self.step.after))
         if not self.by_token:
-            return old * (self.factor * kept / self.step.after)
-        new = torch.zeros(self.step.after, *old.shape[1:], dtype=old.dtype, device=old.device)
+            return old * (self.factor * kept / after)
+        new = torch.zeros(after, *old.shape[1:], dtype=old.dtype, device=old.device)
         new[:kept].view(self.step.copies, *old.shape)[:] = old * self.factor
         return new
 
@@ -127,11 +127,12 @@ def rules_for(
         if step is None:
             continue
         by_token = key not in MEANS_OF_COLUMNS
-        shapes = _shapes_by_token(key, step.before, parameter)
+        in_parameter = step.before - step.quantised
+        shapes = _shapes_by_token(key, in_parameter, parameter)
         if by_token and value.shape not in shapes:
             raise BadRequestError(
                 f"grow_optimizer: state {key!r} of {name} has shape {tuple(value.shape)}, and only states with one row "
-                f"per token ({step.before}) can grow; use {FOLLOWING}, or make a new optimizer for the grown model"
+                f"per token ({in_parameter}) can grow; use {FOLLOWING}, or make a new optimizer for the grown model"
             )
         factor = _factor(moments[key], kind, step.copies, growth.noise)
         if step.kept is not None and not by_token:

@@ -78,7 +78,8 @@ def _between(old_model: nn.Module, new_model: nn.Module, record: Mapping[str, An
     for name, layer in pattention_layers(new_model):
         before, new = growth.origin(name)
         if not new and layer.num_tokens != old[before].num_tokens:
-            step = LayerGrowth.by(method, old[before].num_tokens, layer.num_tokens, key_size(layer))
+            counts = (old[before].num_tokens, layer.num_tokens)
+            step = LayerGrowth.by(method, *counts, key_size(layer), layer.num_quantised)
             growth.layers[before] = step
     return growth
 

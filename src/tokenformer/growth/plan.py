@@ -25,6 +25,8 @@ from ..pattention.groups import layers_with_groups
 
 Method = Literal["zero", "split", "rotate", "random"]
 METHODS: tuple[str, ...] = get_args(Method)
+# The steps that leave old tokens as they are.
+APPENDING = ("zero", "rotate", "random", "group")
 # The steps of shrinking/, which append nothing: they drop tokens, or put them in another order.
 REARRANGING = ("shrink", "sort")
 # Of one layer: beyond any memory, and below what overflows.
@@ -37,6 +39,7 @@ class LayerGrowth:
 
     `rotated`: the keys of the new tokens are rotations of the old ones, instead of zero. `kept`: in a step of
     shrinking/, which appends nothing, the old token that each token of the layer was; tau is then `tau_factor` of it.
+    `quantised`: how many of the old tokens are integers, and in no parameter.
     """
 
     before: int
@@ -45,12 +48,14 @@ class LayerGrowth:
     rotated: bool = False
     kept: tuple[int, ...] | None = None
     tau_factor: float = 1.0
+    quantised: int = 0
 
     @classmethod
-    def by(cls, method: str, before: int, after: int, key_size: int) -> "LayerGrowth":
+    def by(cls, method: str, before: int, after: int, key_size: int, quantised: int = 0) -> "LayerGrowth":
         """How `method` gets from `before` tokens to `after`. Too few new keys cannot be rotations."""
         rotated = method == "rotate" and after - before >= min(before, key_size)
-        return cls(before, after, copies=after // before if method == "split" else 1, rotated=rotated)
+        copies = after // before if method == "split" else 1
+        return cls(before, after, copies=copies, rotated=rotated, quantised=quantised)
 
     @property
     def appended(self) -> int:
@@ -204,16 +209,22 @@ def plan_growth(
 
 
 def best_method(model: nn.Module) -> str:
-    """The exact method after which a model trains best: rotate or, where that is not exact, split."""
+    """The exact method after which a model trains best: rotate or, where that is not exact, split.
+
+    Of a quantised model zero, as split would change its old tokens.
+    """
     kinds = {layer.kind for _, layer in pattention_layers(model)}
     recorded = {record.growth_method for _, record in growth_records(model)}
-    return "rotate" if kinds <= ACTIVATIONS.keys() and recorded <= {"rotate"} else "split"
+    if kinds <= ACTIVATIONS.keys() and recorded <= {"rotate"}:
+        return "rotate"
+    return "zero" if any(layer.num_quantised for _, layer in pattention_layers(model)) else "split"
 
 
 def check_growable(model: nn.Module, method: str) -> None:
     """Refuse what no request can change: adapters on tokens, shards, shared tokens, records that do not fit."""
     verb = method if method in REARRANGING else "grow"
     check_tokens(model, verb)
+    _check_quantised(model, method, verb)
     for name, groups in layers_with_groups(model):
         shared = [group for group in groups.names() if groups[group].norm == "shared"]
         if shared and method not in ("zero", "sort"):
@@ -224,6 +235,18 @@ def check_growable(model: nn.Module, method: str) -> None:
             )
     for part, record in growth_records(model):
         record.check_growth(part, method)
+
+
+def _check_quantised(model: nn.Module, method: str, verb: str) -> None:
+    """Refuse what would round quantised tokens again, or lose some of them."""
+    name = next((name for name, layer in pattention_layers(model) if layer.num_quantised), None)
+    if name is None or method in APPENDING:
+        return
+    way_out = "use method='zero' or 'rotate', or as_group" if method == "split" else f"{verb} first, then quantize"
+    raise BadRequestError(
+        f"{verb}: {name} is quantised, and {method} changes old tokens; {way_out}, or tokenformer.dequantize(model) "
+        "before"
+    )
 
 
 def check_tokens(model: nn.Module, verb: str) -> None:
@@ -348,6 +371,11 @@ def _plan_depth(model: nn.Module, depth: int, new_blocks: str, new_blocks_at: st
     if depth > MOST_LAYERS:
         raise BadRequestError(f"grow: depth={depth} was given; at most {MOST_LAYERS} blocks are possible")
     for inner, module in stack.named_modules():
+        if isinstance(module, Pattention) and module.num_quantised:
+            raise BadRequestError(
+                f"grow: {name}.{inner} is quantised, and a copy of it could not learn; grow in depth first, then "
+                "quantize, or tokenformer.dequantize(model) before"
+            )
         if hasattr(module, "base_layer"):  # of peft, which knows its adapters by the names of what they are on
             raise BadRequestError(
                 f"grow: {name}.{inner} has an adapter, which blocks cannot move; merge it first (merge_and_unload)"
@@ -390,7 +418,7 @@ def _plan_layer(name: str, layer: Pattention, after: int, method: str) -> LayerG
         raise BadRequestError(
             f"grow: {name} has {before} tokens and would have {after:,}, which no memory holds; ask for fewer"
         )
-    growth = LayerGrowth.by(method, before, after, key_size(layer))
+    growth = LayerGrowth.by(method, before, after, key_size(layer), layer.num_quantised)
     if layer.kind not in ACTIVATIONS and method == "rotate":
         raise BadRequestError(
             f"grow: {name} uses {layer.kind}, and rotate is exact for {', '.join(ACTIVATIONS)} only; use method='split'"

@@ -53,6 +53,13 @@ def ungrow(model: Model, *, inplace: bool = False) -> Model:
             "ungrow: the last step was a split, which shares every old token out over its copies, so that none is "
             "left; only steps by rotate, zero or random, and steps in depth, can be taken back"
         )
+    for name, layer in pattention_layers(model):
+        role = _role(config, name)
+        if role is not None and step["before"][role] < layer.num_quantised:
+            raise BadRequestError(
+                f"ungrow: the tokens of the last step have been quantised since, in {name}; tokenformer.dequantize("
+                "model) first"
+            )
     if not inplace:
         model = copy.deepcopy(model)
         part, config = _grown(model)
@@ -62,7 +69,7 @@ def ungrow(model: Model, *, inplace: bool = False) -> Model:
     if "blocks" in step:
         _remove_blocks(model, config, BlockGrowth(**step["blocks"]))
     for name, layer in pattention_layers(model):
-        role = next((role for role, names in config.token_roles.items() if name.rpartition(".")[2] in names), None)
+        role = _role(config, name)
         if role is not None and layer.num_tokens > step["before"][role]:
             _shorten(layer, step["before"][role], step["method"])
     for role, count in step["before"].items():
@@ -74,6 +81,10 @@ def ungrow(model: Model, *, inplace: bool = False) -> Model:
         del model.last_growth
     _warn_if_moved(part, step)
     return model
+
+
+def _role(config: TokenFormerBaseConfig, layer: str) -> str | None:
+    return next((role for role, names in config.token_roles.items() if layer.rpartition(".")[2] in names), None)
 
 
 def mark(model: nn.Module) -> str | None:
@@ -148,7 +159,7 @@ def _shorten(layer: Pattention, count: int, method: str) -> None:
     for name in ("key_tokens", "value_tokens", "key_bias"):
         old: Tensor | None = getattr(layer, name)
         if old is not None:
-            replace_data(old, old[:count].clone())
+            replace_data(old, old[: count - layer.num_quantised].clone())
     if step.rotated or method == "random":
         # Growth by random set tau to √n of the new size, as if it had been √n before.
         layer.tau = layer.tau / math.sqrt(step.after / step.before)

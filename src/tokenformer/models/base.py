@@ -15,7 +15,7 @@ from transformers.distributed.tensor_parallel import TensorParallelLayer
 from transformers.modeling_utils import PreTrainedModel
 
 from ..errors import BadRequestError
-from ..pattention import Pattention, default_tau, record_token_weights
+from ..pattention import Pattention, default_tau, pattention_layers, record_token_weights
 from .card import write_card
 from .config import TokenFormerBaseConfig
 from .kept_groups import give_methods
@@ -87,9 +87,17 @@ class TokenModelMixin:
         if folder is not None:
             model.config.name_or_path = str(folder)
         quantizer = getattr(model, "hf_quantizer", None)
-        if quantizer is not None:
+        if quantizer is not None and not any(layer.num_quantised for _, layer in pattention_layers(model)):
             warn_of_unquantised_tokens(model, type(quantizer.quantization_config).__name__)
         return loaded
+
+    def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
+        """As in transformers, with the numbers of quantised tokens, which are never trained."""
+        counted = super().num_parameters(only_trainable, exclude_embeddings)  # type: ignore[misc]
+        model: Any = self
+        layers = [layer for _, layer in pattention_layers(model) if layer.num_quantised]
+        numbers = (layer.num_quantised * (layer.d_in + layer.d_out + (layer.key_bias is not None)) for layer in layers)
+        return counted + (0 if only_trainable else sum(numbers))
 
     def save_pretrained(
         self, save_directory: str | os.PathLike, *args: Any, push_to_hub: bool = False, **kwargs: Any

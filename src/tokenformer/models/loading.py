@@ -17,6 +17,7 @@ import torch
 import transformers
 from huggingface_hub import snapshot_download
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
+from transformers.quantizers import AutoHfQuantizer
 
 from ..errors import BadFileError, BadRequestError, innermost, one_line
 from ..io import read_json
@@ -31,6 +32,8 @@ from .prefixes import prefix_config
 from .side_files import GIVE_THE_OPTION, TOKENIZER_FILES, refuse_foreign_code
 from .vision import TokenFormerForImageClassification
 
+# In config.json, the method of quantisation of models whose tokens are integers (quantisation/).
+INTEGERS = "tokenformer_tokens"
 HUB_FILES = ("*.json", "*.safetensors", CARD_FILE)
 MOST_LABELS = 2**20  # transformers makes a name for each
 # The model with its head, by kind of configuration.
@@ -176,13 +179,15 @@ def _check_memory(folder: str | os.PathLike, kind: Any, config: Any, dtype: Any)
     try:
         with torch.device("meta"):
             model = (kind.from_config if hasattr(kind, "from_config") else kind)(copy.deepcopy(config))
+            quantised = _make_integers(model, config)
     except Exception:
         if type(config) in MODELS:
             raise
         return
     dtype = dtype if isinstance(dtype, torch.dtype) else config.dtype or torch.float32
     said = f"the model in {folder}, of {model.num_parameters():,} parameters,"
-    check_fits(said, model.num_parameters() * dtype.itemsize, machine_memory(), "is its config.json right?")
+    needed = model.get_memory_footprint() if quantised else model.num_parameters() * dtype.itemsize
+    check_fits(said, needed, machine_memory(), "is its config.json right?")
 
 
 def empty_model(config: Any) -> Any:
@@ -193,7 +198,17 @@ def empty_model(config: Any) -> Any:
         record = record_of(config)
         if record is not None and not isinstance(model, AdoptedModel):  # of a folder of version 0.1
             record.put_into(model)
+        _make_integers(model, config)
     return model
+
+
+def _make_integers(model: Any, config: Any) -> bool:
+    """Make the layers integers that are so in a folder with this configuration; whether there are any."""
+    entry = getattr(config, "quantization_config", None)
+    if not isinstance(entry, dict) or entry.get("quant_method") != INTEGERS:
+        return False
+    AutoHfQuantizer.from_config(entry, pre_quantized=True).preprocess_model(model)
+    return True
 
 
 def _named_class(config: Any, foreign: Mapping[str, str] = MappingProxyType({})) -> Any:

@@ -125,6 +125,11 @@ def prefix_config(config: Any, fraction: float, folder: Any, whole_taus: Mapping
             f"token_fraction={fraction} was given, and {folder} holds a {config.model_type} model that is no "
             "TokenFormer; make it smaller with tokenformer shrink"
         )
+    if getattr(config, "quantization_config", None) is not None:
+        raise BadRequestError(
+            f"token_fraction={fraction} was given, and the tokens in {folder} are quantised; load the share from the "
+            "folder that it was made from, and quantize that"
+        )
     if config.token_prefixes is None:
         raise BadRequestError(
             f"token_fraction={fraction} was given, and the tokens in {folder} are not sorted; sort them: tokenformer "

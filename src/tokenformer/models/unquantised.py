@@ -11,13 +11,14 @@ from ..pattention import pattention_layers
 def warn_of_unquantised_tokens(model: nn.Module, tool: str) -> None:
     """Warn if a tool, which has just quantised the model, left parameter tokens as they were."""
     tokens = [t for _, layer in pattention_layers(model) for t in (layer.key_tokens, layer.value_tokens)]
-    plain = [tensor for tensor in tokens if type(tensor) is nn.Parameter]  # quantised ones have a class of their own
+    # Quantised ones have a class of their own; of layers that are quantised by us, parameters are what has grown since.
+    plain = [tensor for tensor in tokens if type(tensor) is nn.Parameter and tensor.numel()]
     if plain:
         numbers = sum(tensor.numel() for tensor in plain)
         warnings.warn(
             f"{tool} quantises linear layers only: it left {len(plain)} of {len(tokens)} tensors of parameter tokens "
-            f"({numbers:,} numbers) as they were. To save memory, load the model with dtype=torch.bfloat16; tokens of "
-            "trained models that were not adopted can be torchao's float8: docs/integrations.md, Quantisation",
+            f"({numbers:,} numbers) as they were. tokenformer.quantize(model, 'int8') reaches them, and "
+            "from_pretrained(…, quantization_config=tokenformer.TokenFormerQuantConfig('int8')): docs/quantisation.md",
             stacklevel=3,
         )
     warn_of_zeros_made_nan(model, tool)

@@ -95,6 +95,20 @@ def token_weights(
 ) -> Tensor:
     """The weight that every value token gets in every row of x, [..., n], in fp32 or wider."""
     scores, scale = token_scores(x, key_tokens, key_bias)
+    return weights_of(scores, scale, tau, kind, segments=segments, mask=mask, top_k=top_k)
+
+
+def weights_of(
+    scores: Tensor,
+    scale: Tensor,
+    tau: float | Tensor,
+    kind: str,
+    *,
+    segments: Sequence[int] = (),
+    mask: Tensor | None = None,
+    top_k: int | None = None,
+) -> Tensor:
+    """Weights from the scores of rows that were divided by `scale`."""
     scores = rectify(scores, scale, kind)
     if mask is not None:
         scores = scores.masked_fill(~mask, masked_score(kind, scores.dtype))
@@ -122,7 +136,7 @@ def token_scores(x: Tensor, key_tokens: Tensor, key_bias: Tensor | None = None) 
     The scale does not change what the L2 kinds compute, so it is not multiplied back where it could overflow.
     """
     scale = row_scale(x, biased=key_bias is not None)
-    scores = _ScaleRows.apply(x, scale) @ key_tokens.mT  # [..., n]
+    scores = ScaleRows.apply(x, scale) @ key_tokens.mT  # [..., n]
     scores = scores.to(wide(scores.dtype))
     if key_bias is not None:
         scores = scores + key_bias / scale
@@ -178,7 +192,7 @@ def weigh(scores: Tensor, normaliser: Tensor, tau: float | Tensor, kind: str) ->
     return ACTIVATIONS[kind](normalised) if kind in ACTIVATIONS else normalised
 
 
-class _ScaleRows(torch.autograd.Function):
+class ScaleRows(torch.autograd.Function):
     """x / scale, with a gradient that saturates instead of overflowing: for a tiny row it can exceed fp16's range."""
 
     generate_vmap_rule = True

@@ -88,13 +88,13 @@ def attend(
 ) -> Tensor:
     """The output [rows, d_out] alone; nothing is kept."""
     if x.shape[0] <= FEWEST_ROWS:
-        weights = _weigh(x, key_tokens, key_bias, tau, kind, segments, mask, keep=False).weights
+        weights = weigh_rows(x, key_tokens, key_bias, tau, kind, segments, mask, keep=False).weights
         if top_k is not None:
             return _mixed(weights, value_tokens, bias, top_k)
         return _product(weights.to(value_tokens.dtype), value_tokens, bias)
     out = value_tokens.new_empty(x.shape[0], value_tokens.shape[1])
     for some in _parts(x, key_tokens):
-        weights = _weigh(x[some], key_tokens, key_bias, tau, kind, segments, _some(mask, some), keep=False).weights
+        weights = weigh_rows(x[some], key_tokens, key_bias, tau, kind, segments, _some(mask, some), keep=False).weights
         if top_k is not None:
             weights = heaviest(weights, top_k)
         _product(weights.to(value_tokens.dtype), value_tokens, bias, out=out[some])
@@ -131,7 +131,7 @@ def forward(
     inverse_rms, scale, free = _split(stats)
     for some in _parts(x, key_tokens):
         place = None if kept is None else kept[some]
-        weighed = _weigh(x[some], key_tokens, key_bias, tau, kind, segments, _some(mask, some), place, keep)
+        weighed = weigh_rows(x[some], key_tokens, key_bias, tau, kind, segments, _some(mask, some), place, keep)
         _product(weighed.weights.to(value_tokens.dtype), value_tokens, bias, out=out[some])
         inverse_rms[some] = weighed.inverse_rms
         if weighed.scale is not None:
@@ -180,7 +180,7 @@ def backward(
         divisor = scale if _always_scales(x, key_tokens) or scale.max().item() != 1 else None
         weights: Tensor | None = None  # [rows, n]
         if kept is None:
-            weighed = _weigh(rows, key_tokens, key_bias, tau, kind, segments, _some(mask, some))
+            weighed = weigh_rows(rows, key_tokens, key_bias, tau, kind, segments, _some(mask, some))
             scores, weights = weighed.kept, weighed.weights.to(key_tokens.dtype)
         else:
             scores = kept[some]
@@ -236,7 +236,7 @@ class _Rows(NamedTuple):
     free: Tensor | None
 
 
-def _weigh(
+def weigh_rows(
     x: Tensor,
     key_tokens: Tensor,
     key_bias: Tensor | None,
@@ -246,14 +246,19 @@ def _weigh(
     mask: Tensor | None,
     kept: Tensor | None = None,
     keep: bool = True,
+    score: Callable[..., Tensor] | None = None,
 ) -> _Rows:
-    """`kept`: where to put what backward needs, if there is a place already. Without `keep`, weights overwrite it."""
+    """`kept`: where to put what backward needs, if there is a place already. Without `keep`, weights overwrite it.
+
+    `score` is what makes scores of rows and keys; _scores unless given.
+    """
+    score = score or _scores
     biased = key_bias is not None
     size = max(1.0 if biased else 0.0, _size(x, key_tokens))
     scale = row_scale(x, biased) if size > LARGEST_UNSCALED else None
     rows = _divided(x, scale, key_tokens.dtype)
     if kind == "softmax":
-        scores = _true_scores(_scores(rows, key_tokens, key_bias, scale), scale)
+        scores = _true_scores(score(rows, key_tokens, key_bias, scale), scale)
         _mask_(scores, mask, kind)
         weights = _softmax(scores, segments).mul_(_per_token(tau, segments))
         if mask is not None:
@@ -262,7 +267,7 @@ def _weigh(
         return _Rows(
             weights, kept, weights.new_ones(x.shape[0], max(1, len(segments)), dtype=wide(x.dtype)), scale, None
         )
-    kept = _scores(rows, key_tokens, key_bias, scale, kept)
+    kept = score(rows, key_tokens, key_bias, scale, kept)
     _mask_(kept, mask, kind)
     weights = kept if kind in ACTIVATIONS else _rectified(kept, scale)
     norm = _reduced(weights, segments, partial(torch.linalg.vector_norm, dtype=wide(x.dtype)))

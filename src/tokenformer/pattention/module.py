@@ -123,6 +123,15 @@ class Pattention(WideBuffers):
     def num_tokens(self) -> int:
         return self.key_tokens.shape[0]
 
+    @property
+    def num_quantised(self) -> int:
+        """How many of the tokens, from the first, are integers: none, but in a QuantisedPattention."""
+        return 0
+
+    def all_tokens(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys, values and key bias of all tokens."""
+        return self.key_tokens, self.value_tokens, self.key_bias
+
     def reset_parameters(self, key_std: float | None = None, value_std: float | None = None) -> None:
         """Draw new tokens. By default keys have variance 1/d_in and values 1/n, so that outputs have one near 0.4."""
         nn.init.normal_(self.key_tokens, std=self.d_in**-0.5 if key_std is None else key_std)

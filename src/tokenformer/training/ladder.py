@@ -135,7 +135,7 @@ class Ladder:
 def build_ladder(recipe: Recipe, processes: int) -> Ladder:
     """Work out every stage of a recipe. For budgets in epochs the data must have been counted."""
     growth, data, config = recipe.growth, recipe.data, first_config(recipe)
-    check_nested(recipe, processes)
+    check_nested(recipe, config, processes)
     units_per_step = recipe.samples_per_step(processes) * data.units_per_sample
     requests = growth.stages or [growth.only_stage(_single_stage_steps(recipe))]
     with torch.device("meta"):

@@ -35,11 +35,16 @@ def nest(model: Any, fractions: Sequence[float]) -> None:
         layer.nested = tuple(parts)
 
 
-def check_nested(recipe: Recipe, processes: int) -> None:
+def check_nested(recipe: Recipe, config: Any, processes: int) -> None:
     """Refuse what nested training cannot be combined with."""
     nested, growth, where = recipe.training.nested, recipe.growth, f"{recipe.path}: training.nested"
     if not nested:
         return
+    if getattr(config, "quantization_config", None) is not None:
+        raise BadRequestError(
+            f"{where} trains the first tokens of every layer, and those of the model are quantised; start from the "
+            "model that it was made from, or leave one of them out"
+        )
     rows = recipe.batch_per_process(processes)
     if rows < len(nested):
         raise BadRequestError(
