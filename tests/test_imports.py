@@ -30,6 +30,7 @@ ROOMS = [
     "shrinking",
     "adoption",
     "groups",
+    "inside",
     "integrations",
     "data",
     "evaluation",

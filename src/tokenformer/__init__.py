@@ -16,6 +16,7 @@ add_tokens, load_tokens, save_tokens,
 use_tokens, train_tokens, merge_tokens,
 remove_tokens, token_groups,
 tokens_by_row, choose_tokens               named groups of tokens beside the layers of any model
+watch, ablate                              what every token does, and what a model does without it
 adopt                                      a transformers model becomes a TokenFormer that computes the same
 """
 
@@ -40,6 +41,7 @@ from .groups import (
     use_tokens,
 )
 from .growth import Growth, grow, grow_optimizer, parameter_groups, plan_growth, ungrow
+from .inside import ablate, watch
 from .models import (
     PRESETS,
     VISION_PRESETS,
@@ -73,6 +75,7 @@ __all__ = [
     "TokenFormerModel",
     "TokenFormerVisionConfig",
     "TokenFormerVisionModel",
+    "ablate",
     "add_tokens",
     "adopt",
     "choose_tokens",
@@ -96,6 +99,7 @@ __all__ = [
     "train_tokens",
     "ungrow",
     "use_tokens",
+    "watch",
 ]
 
 __version__ = version("tokenformer")
