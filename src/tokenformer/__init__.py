@@ -17,6 +17,7 @@ use_tokens, train_tokens, merge_tokens,
 remove_tokens, token_groups,
 tokens_by_row, choose_tokens               named groups of tokens beside the layers of any model
 watch, ablate                              what every token does, and what a model does without it
+attribute, token_statistics                what it adds to a logit; how much it does over data, and when
 adopt                                      a transformers model becomes a TokenFormer that computes the same
 """
 
@@ -41,7 +42,7 @@ from .groups import (
     use_tokens,
 )
 from .growth import Growth, grow, grow_optimizer, parameter_groups, plan_growth, ungrow
-from .inside import ablate, watch
+from .inside import ablate, attribute, token_statistics, watch
 from .models import (
     PRESETS,
     VISION_PRESETS,
@@ -78,6 +79,7 @@ __all__ = [
     "ablate",
     "add_tokens",
     "adopt",
+    "attribute",
     "choose_tokens",
     "grow",
     "grow_optimizer",
@@ -95,6 +97,7 @@ __all__ = [
     "shrink",
     "sort_tokens",
     "token_groups",
+    "token_statistics",
     "tokens_by_row",
     "train_tokens",
     "ungrow",

@@ -32,8 +32,7 @@ Tokens = Iterable[int] | Mapping[int, float]
 class Ablation:
     """What becomes of the tokens of one place. `factors` [n] multiply what they add.
 
-    gone: [n] or, for each row of a batch its own, [batch, n]: True where a token is as if it were not there, None if
-    all are. constant: [d_out], what is added instead.
+    gone: [n], True where a token is as if it were not there. constant: [d_out], what is added instead.
     """
 
     group: str | None
@@ -178,16 +177,10 @@ class Interventions:
                     factors[here] = ablation.factors.to(values)
                     values = values * factors.unsqueeze(1)
                 if ablation.gone is not None:
-                    gone = _by_row(ablation.gone.to(x.device), x)
-                    there = gone.new_ones(*gone.shape[:-1], len(values))
-                    there[..., here] = ~gone
+                    there = torch.ones(len(values), dtype=torch.bool, device=x.device)
+                    there[here] = ~ablation.gone.to(x.device)
                     mask = there if mask is None else mask & there
         return tokens._replace(values=values, mask=mask)
-
-
-def _by_row(gone: Tensor, x: Tensor) -> Tensor:
-    """[n], or [batch, n] as [batch, 1, …, n] for rows x [batch, …, d_in]."""
-    return gone if gone.dim() == 1 else gone.view(gone.shape[0], *(1,) * (x.dim() - 2), gone.shape[1])
 
 
 @contextmanager
@@ -217,7 +210,7 @@ def _of_linear(place: Place, ablation: Ablation) -> Iterator[None]:
         if ablation.factors is not None:
             return (x * ablation.factors.to(x), *rest)
         assert ablation.gone is not None
-        return (x.masked_fill(_by_row(ablation.gone, x), 0), *rest)
+        return (x.masked_fill(ablation.gone, 0), *rest)
 
     with ExitStack() as stack:
         stack.enter_context(place.layer.register_forward_pre_hook(smaller))
