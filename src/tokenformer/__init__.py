@@ -18,6 +18,7 @@ remove_tokens, token_groups,
 tokens_by_row, choose_tokens               named groups of tokens beside the layers of any model
 watch, ablate                              what every token does, and what a model does without it
 attribute, token_statistics                what it adds to a logit; how much it does over data, and when
+index_tokens, TokenIndex                   what makes every token fire, in a folder
 adopt                                      a transformers model becomes a TokenFormer that computes the same
 """
 
@@ -42,7 +43,7 @@ from .groups import (
     use_tokens,
 )
 from .growth import Growth, grow, grow_optimizer, parameter_groups, plan_growth, ungrow
-from .inside import ablate, attribute, token_statistics, watch
+from .inside import TokenIndex, ablate, attribute, index_tokens, token_statistics, watch
 from .models import (
     PRESETS,
     VISION_PRESETS,
@@ -76,6 +77,7 @@ __all__ = [
     "TokenFormerModel",
     "TokenFormerVisionConfig",
     "TokenFormerVisionModel",
+    "TokenIndex",
     "ablate",
     "add_tokens",
     "adopt",
@@ -83,6 +85,7 @@ __all__ = [
     "choose_tokens",
     "grow",
     "grow_optimizer",
+    "index_tokens",
     "load_tokens",
     "merge_tokens",
     "nn",

@@ -3,6 +3,8 @@
 from .ablation import ablate
 from .ages import token_ages
 from .attribution import Agreement, Effect, Effects, ablation_effects, agreement, attribute
+from .index import Example, IndexedToken, TokenIndex, Word
+from .indexing import index_tokens
 from .statistics import TokenStatistics, neighbours, token_statistics
 from .watching import Seen, SeenLayer, Top, watch
 
@@ -10,14 +12,19 @@ __all__ = [
     "Agreement",
     "Effect",
     "Effects",
+    "Example",
+    "IndexedToken",
     "Seen",
     "SeenLayer",
+    "TokenIndex",
     "TokenStatistics",
     "Top",
+    "Word",
     "ablate",
     "ablation_effects",
     "agreement",
     "attribute",
+    "index_tokens",
     "neighbours",
     "token_ages",
     "token_statistics",

@@ -145,15 +145,20 @@ def nearest(wanted: str, names: Iterable[str]) -> str:
 
 def check_tokens(place: Place, tokens: Iterable[int], what: str) -> list[int]:
     """Whole numbers below the number of tokens; negative ones count from the end."""
-    n, checked = place.num_tokens, []
+    return check_numbers(place.name, place.num_tokens, tokens, what)
+
+
+def check_numbers(name: str, n: int, tokens: Iterable[int], what: str) -> list[int]:
+    """The same where the layer is known by its name and its number of tokens alone."""
+    checked = []
     for token in tokens:
-        index = token.item() if isinstance(token, Tensor) and token.dim() == 0 else token
-        if isinstance(index, bool) or not hasattr(index, "__index__"):
-            raise BadRequestError(f"{what}: {shown(token)} was given for {place.name}; tokens are whole numbers")
-        index = index.__index__()
-        if not -n <= index < n:
-            raise BadRequestError(f"{what}: {place.name} has {n} tokens, 0 to {n - 1}, and {index} was asked for")
-        checked.append(index % n)
+        number = token.item() if isinstance(token, Tensor) and token.dim() == 0 else token
+        if isinstance(number, bool) or not hasattr(number, "__index__"):
+            raise BadRequestError(f"{what}: {shown(token)} was given for {name}; tokens are whole numbers")
+        number = number.__index__()
+        if not -n <= number < n:
+            raise BadRequestError(f"{what}: {name} has {n} tokens, 0 to {n - 1}, and {number} was asked for")
+        checked.append(number % n)
     return checked
 
 

@@ -6,7 +6,7 @@ pass and only sums over rows are kept: of [rows, n] nothing, of contexts a table
 A context is the id that the model reads at a position; of images, which have no ids, it is the place of the patch.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,7 @@ class Tally:
 
     def __init__(self, num_tokens: int) -> None:
         self.rows = 0
+        self.num_tokens = num_tokens
         self.sums = torch.zeros(3, num_tokens, dtype=torch.float64)  # of weights, of |weights|, of their squares
         self.largest = torch.zeros(num_tokens)
         self.contexts = torch.zeros(MOST_CONTEXTS, num_tokens)  # the |weights| in each
@@ -112,8 +113,8 @@ def token_statistics(model: nn.Module, batches: Iterable[Batch], layers: Layers 
     places = find_places(model, layers, "token_statistics")
     tallies = {name: Tally(place.num_tokens) for name, place in places.items()}
 
-    def note(name: str, weights: Tensor, contexts: Tensor, values: Tensor) -> None:
-        tallies[name].add(weights, contexts, values)
+    def note(name: str, found: Call, batch: Batch) -> None:
+        tallies[name].add(*rows_of(found.weights, batch), found.values)
 
     for _ in each_batch(model, places, batches, note, "token_statistics"):
         pass
@@ -130,61 +131,56 @@ def each_batch(
     model: nn.Module,
     places: Mapping[str, Place],
     batches: Iterable[Batch],
-    note: Callable[[str, Tensor, Tensor, Tensor], Any],
+    note: Callable[[str, Call, Batch], Any],
     what: str,
-) -> Iterable[Batch]:
-    """Run the model over batches, and yield each when it is done.
-
-    For every call of a layer `note` gets the name of a place, the weights of its rows [r, n], their contexts [r], and
-    the values. Rows with an attention mask of 0 are left out.
-    """
+) -> Iterator[Batch]:
+    """Run the model over batches, and yield each when it is done; `note` gets what every place does in its calls."""
     check_batches(batches, what)
     now: list[Batch] = []
-
-    def read(name: str, found: Call) -> None:
-        rows, contexts = _rows(found.weights, now[0])
-        note(name, rows, contexts, found.values)
-
-    with evaluating(bare(model)), watching(places, read):
+    with evaluating(bare(model)), watching(places, lambda name, found: note(name, found, now[0])):
         for batch in batches:
             now[:] = [batch]
             call(model, batch, what)
             yield batch
 
 
-def _rows(weights: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Weights [..., n] as rows, and the context of each."""
+def rows_of(weights: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Weights [..., n] as rows [r, n], and the context of each; rows with an attention mask of 0 are left out."""
+    contexts, there = contexts_of(weights, batch)
+    rows, contexts = weights.reshape(-1, weights.shape[-1]), contexts.reshape(-1)
+    return (rows, contexts) if there is None else (rows[there.reshape(-1)], contexts[there.reshape(-1)])
+
+
+def contexts_of(weights: Tensor, batch: Batch) -> tuple[Tensor, Tensor | None]:
+    """Of every row of weights [..., n] its context, and whether it counts; None if all do."""
     ids = batch if isinstance(batch, Tensor) else batch.get("input_ids")
     shape, mask = weights.shape[:-1], None if isinstance(batch, Tensor) else batch.get("attention_mask")
     if ids is None or ids.shape != shape:
         ids = torch.arange(shape[-1] if shape else 1).expand(shape)
-    contexts, rows = ids.reshape(-1).to(weights.device), weights.reshape(-1, weights.shape[-1])
-    if mask is not None and mask.shape == shape:
-        there = mask.reshape(-1).to(weights.device) != 0
-        return rows[there], contexts[there]
-    return rows, contexts
+    masked = mask is not None and mask.shape == shape
+    return ids.to(weights.device), (mask.to(weights.device) != 0 if masked else None)
 
 
-def neighbours(
-    model: nn.Module, layer: str, token: int, k: int = 5, *, by: str = "values"
-) -> list[tuple[int, float]]:
+def neighbours(model: nn.Module, layer: str, token: int, k: int = 5, *, by: str = "values") -> list[tuple[int, float]]:
     """The tokens of the same layer that are most like one, by the cosine of their values, their keys, or both."""
     places = find_places(model, layer, "neighbours", with_groups=False)
-    place = the_one(places, layer if len(places) > 1 else next(iter(places)), "neighbours")
-    (token,) = check_tokens(place, [token], "neighbours")
-    found = similarity(place, by)[token]
-    found[token] = -2  # below any cosine
-    best = found.topk(min(k, len(found) - 1))
-    return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    place = the_one(places, next(iter(places)) if len(places) == 1 else layer, "neighbours")
+    tokens = check_tokens(place, [token], "neighbours")
+    others, cosines = nearest_tokens(place, tokens, k, by)
+    return list(zip(others[0].tolist(), cosines[0].tolist(), strict=True))
 
 
-def similarity(place: Place, by: str = "values") -> Tensor:
-    """The cosine of every two tokens of a place: [n, n]."""
+def nearest_tokens(place: Place, tokens: Sequence[int], k: int, by: str = "values") -> tuple[Tensor, Tensor]:
+    """Of these tokens the k of the same place that are most like each, and the cosines: two tensors of [tokens, k]."""
     if by not in SIDES:
         raise BadRequestError(f"neighbours: by={by!r} is not known; {did_you_mean(by, SIDES)}")
-    sides = {"values": place.values, "keys": place.keys}
     if by != "values" and place.keys is None:
         raise BadRequestError(f"neighbours: {place.name} is a linear layer, whose tokens have no keys; give by='values'")
+    sides = {"values": place.values, "keys": place.keys}
     chosen = [side for name, side in sides.items() if side is not None and by in (name, "both")]
     units = [F.normalize(side.float(), dim=1) for side in chosen]
-    return torch.stack([unit @ unit.mT for unit in units]).mean(0)
+    own = torch.as_tensor(tokens, device=units[0].device)
+    cosines = torch.stack([unit[own] @ unit.mT for unit in units]).mean(0)
+    cosines[torch.arange(len(own)), own] = -2  # below any cosine
+    best = cosines.topk(min(k, place.num_tokens - 1), dim=1)
+    return best.indices, best.values
