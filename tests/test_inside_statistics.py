@@ -31,10 +31,10 @@ def test_statistics_are_those_of_the_weights(tiny):
     weights = layer.weights[mask != 0].double()
     assert relative_error(found.mean, weights.mean(0)) < CLOSE
     assert relative_error(found.largest, weights.abs().amax(0)) < CLOSE
-    density = weights.abs().mean(0) ** 2 / weights.square().mean(0)
+    density = weights.square().mean(0) ** 2 / (weights**4).mean(0)
     assert relative_error(found.density, density) < CLOSE
     # All ids differ, so that every row is a context of its own.
-    share = weights.abs() / weights.abs().sum(0)
+    share = weights.square() / weights.square().sum(0)
     assert relative_error(found.selectivity, torch.special.xlogy(share, share * len(weights)).sum(0)) < CLOSE
 
 
@@ -172,7 +172,7 @@ def test_direct_effects_agree_with_ablation_on_a_trained_model(trained):
     assert 0.3 < first.correlation < last.correlation
     # With a norm that follows its input, what is taken away makes the rest larger.
     *_, last = agreement(model, ids, tokens=6, layers="*.ffn").values()
-    assert 0.5 < last.correlation
+    assert last.correlation > 0.5
     assert 0.2 < last.ratio < 1
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from . import adapt, adopt, evaluate, generate, grow, info, official, plan, prepare, report, shrink, train
+from . import adapt, adopt, evaluate, generate, grow, index, info, official, plan, prepare, report, shrink, train
 from .terminal import Commands
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.add_typer(grow.commands)
 app.add_typer(shrink.commands)
 app.add_typer(adopt.commands)
 app.add_typer(adapt.commands)
+app.add_typer(index.commands)
 app.add_typer(info.commands)
 app.add_typer(official.commands)
 app.add_typer(report.commands)

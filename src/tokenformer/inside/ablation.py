@@ -80,7 +80,9 @@ def putting_on(planned: Iterable[tuple[Place, Ablation]]) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(running_eagerly())
         for place, ablation in planned:
-            stack.enter_context(_of_linear(place, ablation) if isinstance(place.layer, LINEARS) else _on(place, ablation))
+            stack.enter_context(
+                _of_linear(place, ablation) if isinstance(place.layer, LINEARS) else _on(place, ablation)
+            )
         yield
 
 

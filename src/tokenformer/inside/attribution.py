@@ -202,6 +202,6 @@ def _targets(target: Target, logits: Tensor) -> Tensor:
         raise BadRequestError(
             f"attribute: target={shown(target)} was given; give an id, or a tensor of ids of shape {tuple(shape)}"
         )
-    if not (0 <= int(ids.min()) and int(ids.max()) < most):
+    if not (int(ids.min()) >= 0 and int(ids.max()) < most):
         raise BadRequestError(f"attribute: target={shown(target)} was given; logits go from 0 to {most - 1}")
     return ids.expand(shape)

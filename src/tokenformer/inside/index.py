@@ -271,8 +271,16 @@ def _write_examples(path: Path, notes: Mapping[str, Any], windows: Windows) -> N
     from pyarrow.parquet import ParquetWriter
 
     schema = pa.schema(
-        [("layer", pa.string()), ("token", pa.int32()), ("rank", pa.int16()), ("weight", pa.float32())]
-        + [("window", pa.int32()), ("position", pa.int32()), ("ids", pa.list_(pa.int32())), ("at", pa.int16())]
+        [
+            ("layer", pa.string()),
+            ("token", pa.int32()),
+            ("rank", pa.int16()),
+            ("weight", pa.float32()),
+            ("window", pa.int32()),
+            ("position", pa.int32()),
+            ("ids", pa.list_(pa.int32())),
+            ("at", pa.int16()),
+        ]
     )
     partial = path.with_name(f".{path.name}.partial")
     with ParquetWriter(partial, schema, compression="zstd") as writer:

@@ -35,9 +35,10 @@ class TokenStatistics:
     rows: how many rows were read.
     use: how much a token adds: the mean of |weight| times the length of its value.
     mean: its mean weight. largest: the largest |weight|.
-    density: mean(|weight|)² / mean(weight²): 1 if it fires alike in all rows, 1/k if in one of k.
-    selectivity: how much its firing says of the context, in nats: how far the contexts that its |weight| falls on are
+    density: mean(weight²)² / mean(weight⁴): 1 if it fires alike in all rows, 1/k if in one of k.
+    selectivity: how much its firing says of the context, in nats: how far the contexts that its weight² falls on are
         (Kullback-Leibler) from the contexts of the data. 0 says nothing; one context alone, of frequency p, is -log p.
+        Squares, because GeLU gives what it does not let through a small negative weight, and that nearly everywhere.
     age: the growth step that it came with: see `token_ages`.
     """
 
@@ -61,20 +62,20 @@ class Tally:
     def __init__(self, num_tokens: int) -> None:
         self.rows = 0
         self.num_tokens = num_tokens
-        self.sums = torch.zeros(3, num_tokens, dtype=torch.float64)  # of weights, of |weights|, of their squares
+        self.sums = torch.zeros(4, num_tokens, dtype=torch.float64)  # of weights: plain, |…|, squares, 4th powers
         self.largest = torch.zeros(num_tokens)
-        self.contexts = torch.zeros(MOST_CONTEXTS, num_tokens)  # the |weights| in each
+        self.contexts = torch.zeros(MOST_CONTEXTS, num_tokens)  # the squares in each
         self.counts = torch.zeros(MOST_CONTEXTS, dtype=torch.long)
         self.lengths = torch.zeros(num_tokens)
 
     def add(self, weights: Tensor, contexts: Tensor, values: Tensor) -> None:
         """Rows [r, n] of weights, in contexts [r]."""
         weights, contexts = weights.float(), contexts % MOST_CONTEXTS
-        sizes = weights.abs()
-        sums = torch.stack([weights.sum(0), sizes.sum(0), weights.square().sum(0)])
+        sizes, squares = weights.abs(), weights.square()
+        sums = torch.stack([weights.sum(0), sizes.sum(0), squares.sum(0), squares.square().sum(0)])
         self.sums += sums.cpu().double()
         self.largest = torch.maximum(self.largest, sizes.amax(0).cpu())
-        self.contexts = self.contexts.to(weights.device).index_add_(0, contexts, sizes)
+        self.contexts = self.contexts.to(weights.device).index_add_(0, contexts, squares)
         self.counts += torch.bincount(contexts, minlength=MOST_CONTEXTS).cpu()
         self.lengths = values.float().norm(dim=1).cpu()
         self.rows += len(weights)
@@ -92,8 +93,8 @@ class Tally:
 
     def statistics(self, age: Tensor) -> TokenStatistics:
         """What the sums say."""
-        mean, size, square = self.sums / self.rows
-        density = size.square() / square.clamp(min=torch.finfo(torch.float64).tiny)
+        mean, size, square, fourth = self.sums / self.rows
+        density = square.square() / fourth.clamp(min=torch.finfo(torch.float64).tiny)
         share = self.contexts.cpu().double() / self.contexts.cpu().double().sum(0).clamp(min=1e-300)  # [contexts, n]
         expected = (self.counts.double() / self.rows).unsqueeze(1)
         selectivity = torch.special.xlogy(share, share / expected.clamp(min=1e-300)).sum(0).clamp(min=0)
@@ -175,7 +176,9 @@ def nearest_tokens(place: Place, tokens: Sequence[int], k: int, by: str = "value
     if by not in SIDES:
         raise BadRequestError(f"neighbours: by={by!r} is not known; {did_you_mean(by, SIDES)}")
     if by != "values" and place.keys is None:
-        raise BadRequestError(f"neighbours: {place.name} is a linear layer, whose tokens have no keys; give by='values'")
+        raise BadRequestError(
+            f"neighbours: {place.name} is a linear layer, whose tokens have no keys; give by='values'"
+        )
     sides = {"values": place.values, "keys": place.keys}
     chosen = [side for name, side in sides.items() if side is not None and by in (name, "both")]
     units = [F.normalize(side.float(), dim=1) for side in chosen]

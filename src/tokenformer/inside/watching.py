@@ -112,7 +112,9 @@ class SeenLayer:
 
     def _check_called(self) -> None:
         if not self.calls:
-            raise BadRequestError(f"{self.name} was not called within `with watch(model) as seen:`; run the model there")
+            raise BadRequestError(
+                f"{self.name} was not called within `with watch(model) as seen:`; run the model there"
+            )
 
 
 class Seen(Mapping[str, SeenLayer]):

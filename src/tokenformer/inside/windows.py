@@ -40,6 +40,10 @@ class Windows:
         self.items = len(self._items) if self._ids is None else len(self._ids)
         if not self.items:
             raise BadRequestError("index_tokens: the data is empty; give at least one window of ids, or one image")
+        if self._ids is None and not {"input_ids", "pixel_values"} & set(self._items[0]):
+            raise BadRequestError(
+                f"index_tokens: a row of the data has {', '.join(self._items[0])}; input_ids or pixel_values are needed"
+            )
         if self._ids is None and tokens is not None:
             self.items = min(self.items, max(1, tokens // max(1, self._size())))
 
@@ -75,10 +79,6 @@ class Windows:
         items = [self._items[i] for i in range(first, last)]
         if "pixel_values" in items[0]:
             return {"pixel_values": torch.stack([torch.as_tensor(item["pixel_values"]) for item in items])}
-        if "input_ids" not in items[0]:
-            raise BadRequestError(
-                f"index_tokens: a row of the data has {', '.join(items[0])}; input_ids or pixel_values are needed"
-            )
         rows = [torch.as_tensor(item["input_ids"]).long() for item in items]
         there = [torch.ones_like(row) for row in rows]
         padded = {"input_ids": rows, "attention_mask": there}

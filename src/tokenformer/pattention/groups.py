@@ -230,10 +230,7 @@ def _joined_bias(groups: "Sequence[TokenGroup]") -> Tensor | None:
     if all(group.key_bias is None for group in groups):
         return None
     return torch.cat(
-        [
-            group.key_tokens.new_zeros(group.num_tokens) if group.key_bias is None else group.key_bias
-            for group in groups
-        ]
+        [group.key_tokens.new_zeros(group.num_tokens) if group.key_bias is None else group.key_bias for group in groups]
     )
 
 
