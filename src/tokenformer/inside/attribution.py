@@ -64,7 +64,7 @@ class Effects(Mapping[str, Tensor]):
         found = [(name, token) for name, effects in here.items() for token in range(len(effects))]
         effects = torch.cat(list(here.values()))
         best = effects.abs().topk(min(k, len(effects))).indices.tolist()
-        return [Effect(*found[i], effects[i].item()) for i in best]
+        return [Effect(found[i][0], found[i][1], effects[i].item()) for i in best]
 
 
 @torch.no_grad()

@@ -270,18 +270,9 @@ def _write_examples(path: Path, notes: Mapping[str, Any], windows: Windows) -> N
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
 
-    schema = pa.schema(
-        [
-            ("layer", pa.string()),
-            ("token", pa.int32()),
-            ("rank", pa.int16()),
-            ("weight", pa.float32()),
-            ("window", pa.int32()),
-            ("position", pa.int32()),
-            ("ids", pa.list_(pa.int32())),
-            ("at", pa.int16()),
-        ]
-    )
+    kinds = {"layer": pa.string(), "token": pa.int32(), "rank": pa.int16(), "weight": pa.float32()}
+    kinds |= {"window": pa.int32(), "position": pa.int32(), "ids": pa.list_(pa.int32()), "at": pa.int16()}
+    schema = pa.schema(list(kinds.items()))
     partial = path.with_name(f".{path.name}.partial")
     with ParquetWriter(partial, schema, compression="zstd") as writer:
         for name, each in notes.items():

@@ -158,8 +158,9 @@ def contexts_of(weights: Tensor, batch: Batch) -> tuple[Tensor, Tensor | None]:
     shape, mask = weights.shape[:-1], None if isinstance(batch, Tensor) else batch.get("attention_mask")
     if ids is None or ids.shape != shape:
         ids = torch.arange(shape[-1] if shape else 1).expand(shape)
-    masked = mask is not None and mask.shape == shape
-    return ids.to(weights.device), (mask.to(weights.device) != 0 if masked else None)
+    if mask is None or mask.shape != shape:
+        return ids.to(weights.device), None
+    return ids.to(weights.device), mask.to(weights.device) != 0
 
 
 def neighbours(model: nn.Module, layer: str, token: int, k: int = 5, *, by: str = "values") -> list[tuple[int, float]]:

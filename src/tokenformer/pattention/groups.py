@@ -172,7 +172,7 @@ class TokenGroups(nn.Module):
             return None
         tokens, tau, segments = own
         x = x.to(tokens.keys.dtype)
-        more = {"key_bias": tokens.key_bias, "segments": segments, "mask": tokens.mask}
+        more: dict[str, Any] = {"key_bias": tokens.key_bias, "segments": segments, "mask": tokens.mask}
         return pattention(x, tokens.keys, tokens.values, tau, self.kind, **more)
 
     def token_weights(self, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
@@ -183,7 +183,7 @@ class TokenGroups(nn.Module):
         names = self.chosen("own")
         tokens, tau, segments = own
         x, sizes = x.to(tokens.keys.dtype), [self[name].num_tokens for name in names]
-        more = {"key_bias": tokens.key_bias, "segments": segments, "mask": tokens.mask}
+        more: dict[str, Any] = {"key_bias": tokens.key_bias, "segments": segments, "mask": tokens.mask}
         weights = token_weights(x, tokens.keys, tau, self.kind, **more).split(sizes, dim=-1)
         return dict(zip(names, zip(weights, tokens.values.split(sizes), strict=True), strict=True))
 
