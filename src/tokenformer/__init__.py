@@ -19,6 +19,7 @@ tokens_by_row, choose_tokens               named groups of tokens beside the lay
 watch, ablate                              what every token does, and what a model does without it
 attribute, token_statistics                what it adds to a logit; how much it does over data, and when
 index_tokens, TokenIndex                   what makes every token fire, in a folder
+edit                                       one fact written as one token
 adopt                                      a transformers model becomes a TokenFormer that computes the same
 """
 
@@ -43,7 +44,7 @@ from .groups import (
     use_tokens,
 )
 from .growth import Growth, grow, grow_optimizer, parameter_groups, plan_growth, ungrow
-from .inside import TokenIndex, ablate, attribute, index_tokens, token_statistics, watch
+from .inside import TokenIndex, ablate, attribute, edit, index_tokens, token_statistics, watch
 from .models import (
     PRESETS,
     VISION_PRESETS,
@@ -83,6 +84,7 @@ __all__ = [
     "adopt",
     "attribute",
     "choose_tokens",
+    "edit",
     "grow",
     "grow_optimizer",
     "index_tokens",

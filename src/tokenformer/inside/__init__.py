@@ -3,6 +3,7 @@
 from .ablation import ablate
 from .ages import token_ages
 from .attribution import Agreement, Effect, Effects, ablation_effects, agreement, attribute
+from .editing import Edit, edit
 from .index import Example, IndexedToken, TokenIndex, Word
 from .indexing import index_tokens
 from .statistics import TokenStatistics, neighbours, token_statistics
@@ -10,6 +11,7 @@ from .watching import Seen, SeenLayer, Top, watch
 
 __all__ = [
     "Agreement",
+    "Edit",
     "Effect",
     "Effects",
     "Example",
@@ -24,6 +26,7 @@ __all__ = [
     "ablation_effects",
     "agreement",
     "attribute",
+    "edit",
     "index_tokens",
     "neighbours",
     "token_ages",

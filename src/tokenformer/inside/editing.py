@@ -39,8 +39,11 @@ TAU = 32.0  # SiLU(-32) is 4e-13, GeLU(-32) is 0
 RIDGE = 1e-2  # of the mean variance, added to every direction's
 PREFIX = 24  # ids of text before the prompt, in each of CONTEXTS
 CONTEXTS = 8
-STEPS, RATE, LIKELY = 100, 0.1, 0.95
-SHRINKAGE = 1e-3  # of the value, relative to what the layer puts out
+STEPS, LIKELY = 100, 0.95
+# Of the lengths below the unit is the mean length of what the layer puts out. A value much longer than that takes the
+# place of all else in the stream, and the norms that follow then leave it no gradient.
+RATE = 0.25  # the length of a step
+SHRINKAGE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -192,9 +195,7 @@ def _prefixes(batches: list[Batch]) -> Tensor:
 
 
 @torch.no_grad()
-def _at_subject(
-    model: nn.Module, name: str, module: nn.Module, prompt: Tensor, last: int, prefixes: Tensor
-) -> Tensor:
+def _at_subject(model: nn.Module, name: str, module: nn.Module, prompt: Tensor, last: int, prefixes: Tensor) -> Tensor:
     """What the layer gets at the end of the subject, with and without text before the prompt."""
     found: list[Tensor] = []
     with each_call([(name, module)], lambda name, x: found.append(x[:, -(len(prompt) - last)])):
@@ -243,8 +244,8 @@ def _find_value(
 ) -> None:
     """Gradient descent on the value, until the target is likely in all contexts."""
     found = torch.zeros_like(value, dtype=torch.float32).requires_grad_()
-    size = output / TAU  # the token's weight is TAU
-    optimizer = torch.optim.Adam([found], lr=RATE)
+    size = output / TAU  # as long as an output, at the token's weight
+    optimizer = torch.optim.Adam([found], lr=RATE / found.numel() ** 0.5)
     contexts = _contexts(torch.cat([prompt, target]), prefixes)
     for _ in range(steps):
         value.copy_(found.detach() * size)
