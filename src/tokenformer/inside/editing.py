@@ -37,6 +37,7 @@ from .places import bare, nearest
 
 TAU = 32.0  # SiLU(-32) is 4e-13, GeLU(-32) is 0
 RIDGE = 1e-2  # of the mean variance, added to every direction's
+NEAR = 0.9
 PREFIX = 24  # ids of text before the prompt, in each of CONTEXTS
 CONTEXTS = 8
 STEPS, LIKELY = 100, 0.95
@@ -220,9 +221,10 @@ def _key(rows: Tensor, wanted: Tensor) -> tuple[Tensor, float, float, float]:
     scores, subject = wide @ key, wanted.double() @ key
     scale = key.norm()
     lowest, middle = subject.min(), centre @ key
-    # The data may have the subject in it, so the highest scores of all do not decide.
-    highest = scores.quantile(0.9999) if len(scores) < 2**24 else scores.max()
-    threshold = (lowest + torch.minimum(highest, lowest)) / 2 if highest < lowest else (lowest + middle) / 2
+    highest = scores.max()
+    # Half-way between the two; if they cannot be told apart, because the data has the subject in it or the layer does
+    # not, just below the subject.
+    threshold = (lowest + highest) / 2 if highest < lowest else middle + NEAR * (lowest - middle)
     fires_on = (scores > threshold).double().mean().item()
     margin = ((lowest - middle) / (highest - middle).clamp(min=1e-300)).item()
     return (key / scale).to(rows.dtype), (threshold / scale).item(), margin, fires_on
