@@ -31,6 +31,7 @@ ROOMS = [
     "quantisation",
     "adoption",
     "groups",
+    "inside",
     "integrations",
     "exporting",
     "data",

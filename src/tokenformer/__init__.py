@@ -19,6 +19,10 @@ add_tokens, load_tokens, save_tokens,
 use_tokens, train_tokens, merge_tokens,
 remove_tokens, token_groups,
 tokens_by_row, choose_tokens               named groups of tokens beside the layers of any model
+watch, ablate                              what every token does, and what a model does without it
+attribute, token_statistics                what it adds to a logit; how much it does over data, and when
+index_tokens, TokenIndex                   what makes every token fire, in a folder
+edit                                       one fact written as one token
 adopt                                      a transformers model becomes a TokenFormer that computes the same
 """
 
@@ -43,6 +47,7 @@ from .groups import (
     use_tokens,
 )
 from .growth import Growth, grow, grow_optimizer, parameter_groups, plan_growth, ungrow
+from .inside import TokenIndex, ablate, attribute, edit, index_tokens, token_statistics, watch
 from .models import (
     PRESETS,
     VISION_PRESETS,
@@ -80,14 +85,19 @@ __all__ = [
     "TokenFormerQuantConfig",
     "TokenFormerVisionConfig",
     "TokenFormerVisionModel",
+    "TokenIndex",
+    "ablate",
     "add_tokens",
     "adopt",
+    "attribute",
     "choose_tokens",
     "dequantize",
+    "edit",
     "for_inference",
     "for_training",
     "grow",
     "grow_optimizer",
+    "index_tokens",
     "load_tokens",
     "merge_tokens",
     "nn",
@@ -103,10 +113,12 @@ __all__ = [
     "shrink",
     "sort_tokens",
     "token_groups",
+    "token_statistics",
     "tokens_by_row",
     "train_tokens",
     "ungrow",
     "use_tokens",
+    "watch",
 ]
 
 __version__ = version("tokenformer")

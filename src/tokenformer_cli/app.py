@@ -12,6 +12,7 @@ from . import (
     export,
     generate,
     grow,
+    index,
     info,
     official,
     plan,
@@ -38,6 +39,7 @@ app.add_typer(shrink.commands)
 app.add_typer(quantize.commands)
 app.add_typer(adopt.commands)
 app.add_typer(adapt.commands)
+app.add_typer(index.commands)
 app.add_typer(info.commands)
 app.add_typer(export.commands)
 app.add_typer(official.commands)

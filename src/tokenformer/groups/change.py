@@ -240,6 +240,11 @@ def merge_tokens(model: nn.Module, name: str) -> nn.Module:
     """
     check_known(model, [name])
     (facts,) = [facts for facts in token_groups(model) if facts.name == name]
+    if any(name in groups and groups[name].key_bias is not None for _, groups in layers_with_groups(model)):
+        raise BadRequestError(
+            f"merge_tokens: {name!r} has thresholds (a key bias), for which a model's own tokens have no place; keep "
+            "it as a group"
+        )
     if facts.norm == "shared":
         _check_even(model, facts)
         for layer, groups in layers_with_groups(model):

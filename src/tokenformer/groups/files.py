@@ -29,7 +29,7 @@ from ..pattention.groups import Norm, Switch, TokenGroup, layers_with_groups, sw
 from .base import called_now, note_base, refuse_another_base
 from .change import check_free_of_adapters, check_known, check_shares, put_group, token_groups, train_tokens
 from .places import device_of, place_of
-from .reading import CONFIG_FILE, PARTS, TYPE, WEIGHTS_FILE, read_facts, read_tensors, tensor_name
+from .reading import CONFIG_FILE, KEY_BIAS, PARTS, TYPE, WEIGHTS_FILE, read_facts, read_tensors, tensor_name
 
 CARD_FILE, INDEX_FILE = "README.md", "model.safetensors.index.json"
 CARD = """\
@@ -230,7 +230,11 @@ def _group(
         check_shares(layer, module, place.kind)
         if kind != place.kind:
             raise BadRequestError(f"{folder} shares the normaliser of kind {kind}, and {layer!r} is of {place.kind}")
+    parts = {part: tensors[tensor_name(saved, facts["name"], part)] for part in PARTS}
+    bias = tensors.get(tensor_name(saved, facts["name"], KEY_BIAS))
+    if bias is not None:
+        parts[KEY_BIAS] = bias
     with torch.device(device_of(module) or "cpu"):
-        group = TokenGroup(place.d_in, place.d_out, count, kind, norm, dtype=keys.dtype)
-    group.load_state_dict({part: tensors[tensor_name(saved, facts["name"], part)] for part in PARTS})
+        group = TokenGroup(place.d_in, place.d_out, count, kind, norm, key_bias=bias is not None, dtype=keys.dtype)
+    group.load_state_dict(parts)
     return group.requires_grad_(False)

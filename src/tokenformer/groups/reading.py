@@ -21,6 +21,7 @@ from ..pattention.groups import NORMS
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "tokens.safetensors"
 TYPE = "TOKENS"
 PARTS = ("key_tokens", "value_tokens", "tau")
+KEY_BIAS = "key_bias"  # of groups that have one
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
@@ -90,6 +91,9 @@ def read_tensors(folder: Path, facts: Mapping[str, Any]) -> dict[str, Tensor]:
             wrong = _wrong(tensors.get(key), part)
             if wrong:
                 raise BadFileError(f"{path} is damaged: {key} {wrong}; save the group again")
+        key = tensor_name(layer, facts["name"], KEY_BIAS)
+        if key in tensors and (tensors[key].shape != (facts["layers"][layer],) or _wrong(tensors[key], KEY_BIAS)):
+            raise BadFileError(f"{path} is damaged: {key} is not a finite number for each token; save the group again")
     return tensors
 
 

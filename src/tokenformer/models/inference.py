@@ -118,7 +118,7 @@ def _side_by_side(layers: Sequence[Pattention]) -> Tensor | None:
     for position, (layer, key) in enumerate(zip(layers, keys, strict=True)):
         if type(layer) is not InferencePattention or "token_groups" in layer._modules:
             return None
-        if layer._forward_hooks or layer._forward_pre_hooks or "forward" in layer.__dict__:
+        if layer._forward_hooks or layer._forward_pre_hooks or layer.__dict__.keys() & {"forward", "_tokens"}:
             return None
         if layer.top_k is not None or (layer.training and layer.nested):
             return None

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadRequestError
-from .functional import default_tau
+from .functional import default_tau, token_weights
 from .module import Pattention, Tokens, WideBuffers
 from .operator import pattention
 
@@ -28,9 +28,13 @@ BASE = "__base__"  # the name of no group, for a row that has none
 
 
 class TokenGroup(WideBuffers):
-    """The tokens of one group in one layer. Values are zero at birth, or with a shared normaliser the keys."""
+    """The tokens of one group in one layer. Values are zero at birth, or with a shared normaliser the keys.
+
+    With a normaliser of its own a group may have a key bias, which makes a threshold of a single token: see edit().
+    """
 
     tau: Tensor
+    key_bias: nn.Parameter | None
 
     def __init__(
         self,
@@ -40,6 +44,7 @@ class TokenGroup(WideBuffers):
         kind: str,
         norm: Norm,
         *,
+        key_bias: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -47,6 +52,7 @@ class TokenGroup(WideBuffers):
         self.kind, self.norm = kind, norm
         self.key_tokens = nn.Parameter(torch.empty(num_tokens, d_in, device=device, dtype=dtype))
         self.value_tokens = nn.Parameter(torch.empty(num_tokens, d_out, device=device, dtype=dtype))
+        self.key_bias = nn.Parameter(torch.zeros(num_tokens, device=device, dtype=dtype)) if key_bias else None
         tau_dtype = torch.promote_types(self.key_tokens.dtype, torch.float32)
         self.tau = nn.Buffer(torch.tensor(default_tau(num_tokens, kind), device=device, dtype=tau_dtype))
         self.reset_parameters()
@@ -155,12 +161,35 @@ class TokenGroups(nn.Module):
         """All groups, the oldest first."""
         return list(self._modules)
 
-    def _chosen(self, norm: Norm) -> list[str]:
+    def chosen(self, norm: Norm) -> list[str]:
+        """Those beside this layer that compute for some row, with that norm."""
         return [name for name in self.switch.used if name in self._modules and self[name].norm == norm]
 
     def forward(self, x: Tensor) -> Tensor | None:
         """What the groups with a normaliser of their own add for rows x; None if all of them are off."""
-        names = self._chosen("own")
+        own = self._own_tokens(x)
+        if own is None:
+            return None
+        tokens, tau, segments = own
+        x = x.to(tokens.keys.dtype)
+        more: dict[str, Any] = {"key_bias": tokens.key_bias, "segments": segments, "mask": tokens.mask}
+        return pattention(x, tokens.keys, tokens.values, tau, self.kind, **more)
+
+    def token_weights(self, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """Of every group with a normaliser of its own: the weights of its tokens in every row, and their values."""
+        own = self._own_tokens(x)
+        if own is None:
+            return {}
+        names = self.chosen("own")
+        tokens, tau, segments = own
+        x, sizes = x.to(tokens.keys.dtype), [self[name].num_tokens for name in names]
+        more: dict[str, Any] = {"key_bias": tokens.key_bias, "segments": segments, "mask": tokens.mask}
+        weights = token_weights(x, tokens.keys, tau, self.kind, **more).split(sizes, dim=-1)
+        return dict(zip(names, zip(weights, tokens.values.split(sizes), strict=True), strict=True))
+
+    def _own_tokens(self, x: Tensor) -> "tuple[Tokens, Tensor, Sequence[int]] | None":
+        """What the groups with a normaliser of their own attend over for rows x; their taus and segments."""
+        names = self.chosen("own")
         if not names:
             return None
         groups = [self[name] for name in names]
@@ -170,12 +199,12 @@ class TokenGroups(nn.Module):
         )
         alone = len(groups) == 1
         tau = groups[0].tau if alone else torch.stack([group.tau for group in groups])
-        segments, mask = () if alone else sizes, self.switch.mask(names, sizes, x)
-        return pattention(x.to(keys.dtype), keys, values, tau, self.kind, segments=segments, mask=mask)
+        mask = self.switch.mask(names, sizes, x)
+        return Tokens(keys, values, _joined_bias(groups), 0, mask), tau, () if alone else sizes
 
     def extended(self, x: Tensor, base: Tokens) -> Tokens:
         """The base's tokens for rows x, with those of the groups that are on and share its normaliser."""
-        names = self._chosen("shared")
+        names = self.chosen("shared")
         if not names:
             return base
         groups, n, dtype = [self[name] for name in names], base.keys.shape[0], base.keys.dtype
@@ -194,6 +223,15 @@ class TokenGroups(nn.Module):
 def joined(tokens: Sequence[Tensor]) -> Tensor:
     """One array of the tokens of several."""
     return tokens[0] if len(tokens) == 1 else torch.cat(list(tokens))
+
+
+def _joined_bias(groups: "Sequence[TokenGroup]") -> Tensor | None:
+    """The biases of the keys of several groups, zero for those that have none; None if none has."""
+    if all(group.key_bias is None for group in groups):
+        return None
+    return torch.cat(
+        [group.key_tokens.new_zeros(group.num_tokens) if group.key_bias is None else group.key_bias for group in groups]
+    )
 
 
 def can_be_called(name: str) -> bool:

@@ -91,7 +91,7 @@ def ranking_of(uses: Mapping[str, Use]) -> Ranking:
 def measure(model: nn.Module, batches: Iterable[Batch], what: str) -> dict[str, Use]:
     """What the tokens of every layer do on data. `what` is how errors begin."""
     check_growable(model, "shrink")
-    _check_batches(batches, what)
+    check_batches(batches, what)
     layers = dict(pattention_layers(model))
     if not layers:
         raise BadRequestError(f"{what}: {type(model).__name__} has no Pattention layer")
@@ -156,7 +156,7 @@ def mean_loss(model: nn.Module, batches: Iterable[Batch]) -> float:
     return total / max(count, 1)
 
 
-def _check_batches(batches: Any, what: str) -> None:
+def check_batches(batches: Any, what: str) -> None:
     """Refuse one batch in place of several, and none."""
     if isinstance(batches, Tensor | Mapping):
         raise BadRequestError(f"{what}: the data is one {type(batches).__name__}; give a list of batches: [batch]")
