@@ -30,6 +30,7 @@ ROOMS = [
     "shrinking",
     "adoption",
     "groups",
+    "serving",
     "integrations",
     "data",
     "evaluation",

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from . import adapt, adopt, evaluate, generate, grow, info, official, plan, prepare, report, shrink, train
+from . import adapt, adopt, evaluate, generate, grow, info, official, plan, prepare, report, serve, shrink, train
 from .terminal import Commands
 
 app = typer.Typer(
@@ -17,6 +17,7 @@ app = typer.Typer(
 )
 app.add_typer(train.commands)
 app.add_typer(generate.commands)
+app.add_typer(serve.commands)
 app.add_typer(evaluate.commands)
 app.add_typer(grow.commands)
 app.add_typer(shrink.commands)

@@ -51,20 +51,14 @@ def generate_command(
 
     import torch
 
-    from tokenformer.errors import BadFileError, BadRequestError
-    from tokenformer.models import TokenFormerBaseConfig
-    from tokenformer.models.loading import read_config, read_model
+    from tokenformer.errors import BadRequestError
+    from tokenformer.models.loading import check_finite, read_generator
     from tokenformer.models.text import TextStream, encode, read_tokenizer
 
     quiet_libraries()
-    read_config(folder, TokenFormerBaseConfig, or_adopted=True, trust_remote_code=trust_remote_code)
-    model = read_model(folder, device, trust_remote_code=trust_remote_code)
-    if not model.can_generate():
-        raise BadRequestError(f"{folder} holds a {type(model).__name__}, which does not generate text")
+    model = read_generator(folder, device, trust_remote_code=trust_remote_code)
     put_beside(model, tokens)
-    for name, weights in model.named_parameters():
-        if not weights.isfinite().all():
-            raise BadFileError(f"{folder} has weights that are NaN or infinite, in {name}; take an earlier checkpoint")
+    check_finite(model, folder)
     tokenizer = read_tokenizer(folder, model.config, trust_remote_code=trust_remote_code)
     settings = model.generation_config
     if tokenizer.eos_token_id is not None and not isinstance(settings.eos_token_id, list):
