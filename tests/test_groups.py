@@ -147,7 +147,9 @@ def test_sequences_end_to_end_have_their_own_groups(norm):
     positions = torch.cat([torch.arange(length) for length in lengths])[None]
     with torch.no_grad():
         with tokens_by_row(model, names, lengths):
-            together = model(ids, attention_mask=causal[None, None], position_ids=positions).logits.split(lengths, dim=1)
+            together = model(ids, attention_mask=causal[None, None], position_ids=positions).logits.split(
+                lengths, dim=1
+            )
             with pytest.raises(BadRequestError, match="9 positions in a row"):
                 model(ids[:, :9])
         for name, part, logits in zip(names, ids.split(lengths, dim=1), together, strict=True):

@@ -8,6 +8,7 @@ import typer
 from .terminal import BadCommandError, TokenGroups, TrustRemoteCode, put_beside, quiet_libraries
 
 commands = typer.Typer()
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @commands.command("serve", epilog="Example: tokenformer serve models/mine --tokens law=adapters/law --port 8000")
@@ -52,8 +53,7 @@ def serve_command(
 
     require("tokenformer serve", "serve")
 
-    from tokenformer.serving import Limits, serve
-    from tokenformer.serving.models import load_served
+    from tokenformer.serving import Limits, Server, load_served
 
     quiet_libraries()
     served = load_served(
@@ -72,9 +72,8 @@ def serve_command(
         drain_seconds=drain_seconds,
     )
 
-    def started(address: str) -> None:
-        typer.echo(f"Serving {', '.join(served.names)} at {address}", err=False)
-        if host not in ("127.0.0.1", "localhost", "::1") and api_key is None:
-            typer.echo("Anyone who reaches this machine can ask it: no API key is set.", err=True)
-
-    serve(served, host=host, port=port, key=api_key, limits=limits, started=started)
+    server = Server(served, host=host, port=port, key=api_key, limits=limits)
+    typer.echo(f"Serving {', '.join(served.names)} at {server.address}")
+    if host not in LOOPBACK and api_key is None:
+        typer.echo("Anyone who reaches this machine can ask it: no API key is set.", err=True)
+    server.run()

@@ -163,9 +163,7 @@ def read_model(
     return model.to(target)
 
 
-def read_generator(
-    folder: str | os.PathLike, device: str | None = None, *, trust_remote_code: bool = False
-) -> Any:
+def read_generator(folder: str | os.PathLike, device: str | None = None, *, trust_remote_code: bool = False) -> Any:
     """The model of a folder, ours or an adopted one, if it generates text."""
     read_config(folder, TokenFormerBaseConfig, or_adopted=True, trust_remote_code=trust_remote_code)
     model = read_model(folder, device, trust_remote_code=trust_remote_code)

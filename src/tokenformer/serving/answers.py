@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .limits import Refusal
+from .limits import RefusalError
 
 DONE = b"data: [DONE]\n\n"
 
@@ -59,7 +59,7 @@ def usage(prompt: int, drawn: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": drawn, "total_tokens": prompt + drawn}
 
 
-def error_body(refusal: Refusal) -> dict[str, Any]:
+def error_body(refusal: RefusalError) -> dict[str, Any]:
     """An error as OpenAI writes it."""
     inner = {"message": refusal.message, "type": refusal.kind, "param": refusal.param, "code": refusal.code}
     return {"error": inner}

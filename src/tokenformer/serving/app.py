@@ -8,7 +8,6 @@ import asyncio
 import base64
 import hashlib
 import re
-import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,112 +22,22 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from . import answers
-from .batching import Draw
-from .engine import Engine, GenerationError, Job
+from .answering import Answering, Service
+from .engine import Engine, GenerationError
 from .guards import LOCAL, check_host, check_key, read_json
-from .limits import Limits, Refusal, bad_request
+from .limits import Limits, RefusalError, bad_request
 from .metrics import Metrics
 from .models import Served
 from .requests import ChatRequest, CompletionRequest, parsed
-from .text import AnswerText
 
-DEFAULT_TOKENS = 16  # of a completion that does not say how many, as OpenAI's
 Handler = Callable[[Request], Awaitable[Response]]
-
-
-class Answering:
-    """The jobs of one request, and what comes of them: (index, text, reason of the end or None), as it comes."""
-
-    def __init__(self, app: "App", asked: Any, prompts: list[list[int]], groups: tuple[str, ...]) -> None:
-        self.app, self.asked, self.began = app, asked, time.perf_counter()
-        self.prompt_tokens, self.drawn = sum(map(len, prompts)), 0
-        each = [(ids, self._room(ids)) for ids in prompts for _ in range(asked.n)]
-        app.engine.check_room(len(each))
-        seed = secrets.randbits(62) if asked.seed is None else asked.seed
-        self.jobs: list[str] = []
-        try:
-            for i, (ids, room) in enumerate(each):
-                draw = Draw(asked.temperature, asked.top_p, asked.top_k, seed + i)
-                self.jobs.append(app.engine.submit(Job(ids, room, groups, draw)))
-        except BaseException:
-            self.close()
-            raise
-        app.metrics.prompt_tokens.inc(self.prompt_tokens)
-        self._events: asyncio.Queue[Any] = asyncio.Queue()
-        self._tasks = [asyncio.create_task(self._follow(i, job)) for i, job in enumerate(self.jobs)]
-
-    def _room(self, ids: list[int]) -> int:
-        """How many tokens may follow a prompt."""
-        served, limits = self.app.served, self.app.limits
-        most = served.context - 1 if limits.prompt is None else min(limits.prompt, served.context - 1)
-        if not ids:
-            raise bad_request("the prompt is empty; send at least one character")
-        if len(ids) > most:
-            raise bad_request(
-                f"the prompt has {len(ids):,} tokens; at most {most:,} are taken", code="context_length_exceeded"
-            )
-        room = min(served.context - len(ids), limits.new_tokens)
-        asked = getattr(self.asked, "max_completion_tokens", None) or self.asked.max_tokens
-        if asked is None:
-            return room if isinstance(self.asked, ChatRequest) else min(room, DEFAULT_TOKENS)
-        if asked > room:
-            raise bad_request(
-                f"max_tokens: {asked:,} was given; after this prompt of {len(ids):,} tokens at most {room:,} can follow",
-                "max_tokens",
-                "context_length_exceeded",
-            )
-        return asked
-
-    async def _follow(self, index: int, job: str) -> None:
-        try:
-            text, reason = AnswerText(self.app.served.tokenizer, self.asked.stop), "length"
-            async with aclosing(self.app.engine.tokens(job)) as tokens:
-                async for new in tokens:
-                    if not self.drawn:
-                        self.app.metrics.first.observe(time.perf_counter() - self.began)
-                    self.drawn += len(new)
-                    ended = bool(new) and new[-1] in self.app.engine.stop_ids
-                    piece = "".join([text.add(token) for token in new])
-                    if piece:
-                        self._events.put_nowait((index, piece, None))
-                    if ended or text.stopped:
-                        reason = "stop"
-                        break
-            self._events.put_nowait((index, text.end(), "stop" if text.stopped else reason))
-        except Exception as error:
-            self._events.put_nowait(error)
-
-    async def events(self) -> AsyncIterator[tuple[int, str, str | None]]:
-        """What comes, until every answer has ended."""
-        try:
-            left = len(self._tasks)
-            while left:
-                event = await self._events.get()
-                if isinstance(event, Exception):
-                    raise event
-                left -= event[2] is not None
-                yield event
-            self.app.metrics.whole.observe(time.perf_counter() - self.began)
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        """Give every place free that is still taken."""
-        for task in getattr(self, "_tasks", ()):
-            task.cancel()
-        for job in self.jobs:
-            self.app.engine.forget(job)
-
-    @property
-    def usage(self) -> dict[str, int]:
-        return answers.usage(self.prompt_tokens, self.drawn)
 
 
 class EventStream(StreamingResponse):
     """A stream that is closed when the client goes away, not when it is next collected."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async with aclosing(self.body_iterator):  # type: ignore[type-var]
+        async with aclosing(self.body_iterator):
             await super().__call__(scope, receive, send)
 
 
@@ -139,6 +48,7 @@ class App:
         self.served, self.engine, self.limits, self.key = served, engine, limits, key
         self.hosts = LOCAL if local else ()
         self.metrics, self.created = Metrics(engine), int(time.time())
+        self.service = Service(served, engine, limits, self.metrics)
         self._page, self._policy = _page()
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="encoder")  # tokenizers take one thread at a time
 
@@ -155,7 +65,7 @@ class App:
         ]
         return Starlette(
             routes=[Route(path, self._guarded(path, act, key), methods=[method]) for path, act, method, key in routes],
-            exception_handlers={HTTPException: _unknown_route},
+            exception_handlers={HTTPException: _unknown_route, Exception: _unforeseen},
         )
 
     def _guarded(self, path: str, act: Handler, needs_key: bool) -> Handler:
@@ -165,10 +75,10 @@ class App:
                 if needs_key:
                     check_key(request, self.key)
                 response = await act(request)
-            except Refusal as refusal:
+            except RefusalError as refusal:
                 response = _error(refusal)
             except GenerationError as error:
-                response = _error(Refusal(500, "server_error", str(error)))
+                response = _error(RefusalError(500, "server_error", str(error)))
             self.metrics.requests.labels(path, response.status_code).inc()
             return response
 
@@ -193,7 +103,7 @@ class App:
         groups = self.served.groups_of(asked.model)
         self.engine.check_room(1)
         prompts = await asyncio.get_running_loop().run_in_executor(self._encoder, encode)
-        answering = Answering(self, asked, prompts, groups)
+        answering = Answering(self.service, asked, prompts, groups)
         form = answers.Form(isinstance(asked, ChatRequest), asked.model)
         if asked.stream:
             include = asked.stream_options.include_usage
@@ -216,7 +126,9 @@ class App:
         return JSONResponse({"status": state}, status_code=200 if state == "ok" else 503)
 
     async def page(self, request: Request) -> Response:
-        return HTMLResponse(self._page, headers={"Content-Security-Policy": self._policy, "Referrer-Policy": "no-referrer"})
+        return HTMLResponse(
+            self._page, headers={"Content-Security-Policy": self._policy, "Referrer-Policy": "no-referrer"}
+        )
 
 
 NO_STORE = {"Cache-Control": "no-store"}
@@ -237,7 +149,7 @@ async def _stream(answering: Answering, form: answers.Form, include_usage: bool)
             yield answers.event(form.counts(answering.usage))
         yield answers.DONE
     except GenerationError as error:
-        yield answers.event(answers.error_body(Refusal(500, "server_error", str(error))))
+        yield answers.event(answers.error_body(RefusalError(500, "server_error", str(error))))
     finally:
         answering.close()
 
@@ -269,7 +181,7 @@ async def _whole(request: Request, answering: Answering, form: answers.Form) -> 
         answering.close()
 
 
-def _error(refusal: Refusal) -> Response:
+def _error(refusal: RefusalError) -> Response:
     headers = {"Retry-After": "1"} if refusal.status in (429, 503) else {}
     return JSONResponse(answers.error_body(refusal), status_code=refusal.status, headers=headers)
 
@@ -278,6 +190,10 @@ async def _unknown_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path[:100]} is not known here; see GET /v1/models and docs/serving.md"
     return _error(bad_request(message, status=error.status_code))
+
+
+async def _unforeseen(request: Request, error: Exception) -> Response:
+    return _error(RefusalError(500, "server_error", "the server failed on this request; its log says why"))
 
 
 def _page() -> tuple[str, str]:

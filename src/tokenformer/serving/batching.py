@@ -32,7 +32,7 @@ STEP = 512  # the most positions in one step: longer prompts take several
 SHARE_OF_MEMORY = 4  # the cache takes at most a quarter of it, unless it is told
 MEMORY = 4 * GIB  # where the system does not say
 # What of transformers this room relies on, beyond what its documentation names.
-RELIED_ON = {
+RELIED_ON: dict[Any, tuple[str, ...]] = {
     ContinuousBatchingLogitsProcessorList.prepare_tensor_args: ("requests_in_batch", "arg_storage"),
     ContinuousBatchingLogitsProcessorList.check_kwargs: ("kwargs",),
     ContinuousBatchingLogitsProcessorList.__call__: ("input_ids", "scores", "logits_processor_args"),
@@ -77,7 +77,7 @@ class AroundSteps(ContinuousBatchingLogitsProcessorList):
             self.switch.set_rows(rows, [request.query_length for request in requests_in_batch])
         return arg_storage
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, logits_processor_args: Tensor) -> Tensor:
+    def __call__(self, input_ids: Any, scores: Any, logits_processor_args: Tensor) -> Any:
         """After it: scores [requests, vocabulary] whose largest is the token that is drawn."""
         for row, state in zip(scores, self.drawing, strict=False):  # rows of requests without a token come last
             draw = state.logit_processor_kwargs["draw"]
@@ -113,9 +113,12 @@ def new_manager(model: PreTrainedModel, always: Sequence[str], limits: Limits, c
     under other groups the same tokens have other keys and values.
     """
     check_machinery()
-    output = model.get_output_embeddings()
+    output: Any = model.get_output_embeddings()
     if output is not None and any("token_groups" in name for name, _ in output.named_modules()):
-        raise BadRequestError("a token group stands beside the output layer, which serving reads for some positions only")
+        raise BadRequestError(
+            "a token group stands beside the output layer, which a server computes for some positions only; put it "
+            "beside other layers"
+        )
     whole = limits.cache_bytes or (machine_memory() or MEMORY) // SHARE_OF_MEMORY
     positions = min(limits.running * context, max(context, whole // bytes_by_position(model)))
     settings = ContinuousBatchingConfig(
@@ -131,7 +134,7 @@ def new_manager(model: PreTrainedModel, always: Sequence[str], limits: Limits, c
     )
     generation = GenerationConfig(do_sample=False, eos_token_id=stop_ids, pad_token_id=0, max_new_tokens=1)
     try:
-        manager = model.init_continuous_batching(generation, settings)
+        manager: Any = model.init_continuous_batching(generation, settings)  # type: ignore[operator]
     except ValueError as error:  # an attention that has no paged form
         raise BadRequestError(f"{type(model).__name__} cannot be batched continuously: {one_line(error)}") from error
     manager.logit_processor = AroundSteps(model, always)

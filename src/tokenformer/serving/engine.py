@@ -8,7 +8,7 @@ the server drains, is refused before it begins.
 import asyncio
 import threading
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,10 +16,10 @@ from transformers import PreTrainedModel
 from transformers.generation.continuous_batching import RequestStatus
 
 from .batching import Draw, new_manager
-from .limits import Limits, Refusal
+from .limits import Limits, RefusalError
 
-BUSY = Refusal(429, "rate_limit_error", "the server has as many requests as it takes; try again in a moment")
-DRAINING = Refusal(503, "server_error", "the server is shutting down and takes no new requests")
+BUSY = RefusalError(429, "rate_limit_error", "the server has as many requests as it takes; try again in a moment")
+DRAINING = RefusalError(503, "server_error", "the server is shutting down and takes no new requests")
 FAILED = "generation failed on the server; its log says why"
 POLL_SECONDS = 0.2
 
@@ -80,7 +80,7 @@ class Engine:
         if self.draining or self.stopping:
             raise DRAINING
         if self.failed:
-            raise Refusal(503, "server_error", FAILED)
+            raise RefusalError(503, "server_error", FAILED)
         if len(self.answers) + jobs > self.limits.running + self.limits.waiting:
             raise BUSY
 
@@ -99,10 +99,10 @@ class Engine:
         )
         if added is None:
             del self.answers[name]
-            raise Refusal(503, "server_error", FAILED)
+            raise RefusalError(503, "server_error", FAILED)
         return name
 
-    async def tokens(self, name: str) -> AsyncIterator[list[int]]:
+    async def tokens(self, name: str) -> AsyncGenerator[list[int], None]:
         """The new tokens of a job as they come. Left early, it is cancelled."""
         answer, seen, ended = self.answers[name], 0, False
         try:
@@ -118,11 +118,12 @@ class Engine:
         finally:
             self.forget(name, cancel=not ended)
 
-    def forget(self, name: str, cancel: bool = True) -> None:
-        """Give the place of a job free."""
-        if self.answers.pop(name, None) is not None and cancel:
-            self.cancelled += 1
+    def forget(self, name: str, cancel: bool = True) -> bool:
+        """Give the place of a job free. Whether it still had one."""
+        had_one = self.answers.pop(name, None) is not None
+        if had_one and cancel:
             self.manager.cancel_request(name)
+        return had_one
 
     def _listen(self) -> None:
         """Hand outputs over to the event loop. Runs in a thread of its own."""

@@ -13,7 +13,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 
 from ..errors import one_line
-from .limits import Limits, Refusal, bad_request
+from .limits import Limits, RefusalError, bad_request
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
@@ -25,7 +25,7 @@ def check_key(request: Request, key: str | None) -> None:
         return
     what = "is wrong" if given else "is missing"
     message = f"the API key {what}; send it as Authorization: Bearer KEY"
-    raise Refusal(401, "invalid_request_error", message, code="invalid_api_key")
+    raise RefusalError(401, "invalid_request_error", message, code="invalid_api_key")
 
 
 def check_host(request: Request, known: Collection[str]) -> None:

@@ -33,7 +33,7 @@ class Limits:
     cache_bytes: int | None = None
 
 
-class Refusal(Exception):
+class RefusalError(Exception):
     """A request that is not carried out: its status, OpenAI's kind of error, and a line that says what to do."""
 
     def __init__(self, status: int, kind: str, message: str, *, param: str | None = None, code: str | None = None):
@@ -41,6 +41,6 @@ class Refusal(Exception):
         self.status, self.kind, self.message, self.param, self.code = status, kind, message, param, code
 
 
-def bad_request(message: str, param: str | None = None, code: str | None = None, status: int = 400) -> Refusal:
+def bad_request(message: str, param: str | None = None, code: str | None = None, status: int = 400) -> RefusalError:
     """The refusal of what a client got wrong."""
-    return Refusal(status, "invalid_request_error", message, param=param, code=code)
+    return RefusalError(status, "invalid_request_error", message, param=param, code=code)

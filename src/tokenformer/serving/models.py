@@ -86,10 +86,10 @@ class Served:
                 "/v1/completions"
             )
         try:
-            ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+            read = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
         except Exception as error:  # templates raise what they like
             raise bad_request(f"messages: the chat template refused them: {one_line(error)}", "messages") from error
-        return self.ids_of(ids)
+        return self.ids_of(read["input_ids"])
 
 
 def load_served(

@@ -75,8 +75,8 @@ class CompletionRequest(_Request):
     @property
     def prompts(self) -> list[str | list[int]]:
         """Every prompt; several may come in one request."""
-        if isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int)):
-            return [self.prompt]  # type: ignore[list-item]
+        if isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int):
+            return [self.prompt]
         return list(self.prompt)  # type: ignore[arg-type]
 
 
@@ -119,7 +119,9 @@ def parsed(kind: type[_Request], body: Any) -> Any:
             raise bad_request(f"{name} is not supported by this server; leave it out", name)
     for name in asked:
         if name not in kind.model_fields:
-            raise bad_request(f"{shown(name, 60)} is not a field; {did_you_mean(name[:60], kind.model_fields)}", name[:60])
+            raise bad_request(
+                f"{shown(name, 60)} is not a field; {did_you_mean(name[:60], kind.model_fields)}", name[:60]
+            )
     try:
         return kind.model_validate(asked)
     except ValidationError as error:

@@ -5,15 +5,15 @@ signal ends it at once. While it drains, new requests get 503.
 """
 
 import asyncio
+import signal
 import socket
-from collections.abc import Callable
 from typing import Any
 
 import uvicorn
 
 from ..errors import BadRequestError, BadResultError, one_line
 from .app import App
-from .engine import FAILED, Engine
+from .engine import Engine
 from .guards import LOCAL
 from .limits import Limits
 from .models import Served
@@ -48,44 +48,52 @@ class DrainingServer(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def serve(
-    served: Served,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    key: str | None = None,
-    limits: Limits | None = None,
-    started: Callable[[str], None] = lambda address: None,
-) -> None:
-    """Serve until a signal comes. `started` is called with the address as soon as requests are taken."""
-    limits = limits or Limits()
-    engine = Engine(served.model, served.always, limits, served.context, served.stop_ids)
-    listening = _listen(host, port)
-    app = App(served, engine, limits, key=key, local=host in LOCAL)
-    config = uvicorn.Config(
-        app.asgi(),
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        limit_concurrency=CONNECTIONS,
-        timeout_graceful_shutdown=5,
-        lifespan="off",
-    )
-    server = DrainingServer(config, engine, limits.drain_seconds)
+class Server:
+    """A server that listens already, at `address`, and answers as soon as it runs."""
 
-    async def run() -> None:
-        engine.start()
+    def __init__(
+        self,
+        served: Served,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 8000,
+        key: str | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        limits = limits or Limits()
+        self.engine = Engine(served.model, served.always, limits, served.context, served.stop_ids)
+        self._listening = _listen(host, port)
+        shown = f"[{host}]" if ":" in host else host
+        self.address = f"http://{shown}:{self._listening.getsockname()[1]}"
+        app = App(served, self.engine, limits, key=key, local=host in LOCAL)
+        config = uvicorn.Config(
+            app.asgi(),
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            limit_concurrency=CONNECTIONS,
+            timeout_graceful_shutdown=5,
+            lifespan="off",
+        )
+        self._server = DrainingServer(config, self.engine, limits.drain_seconds)
+
+    def run(self) -> None:
+        """Serve until a signal comes, or `drain` is called."""
+        asyncio.run(self._run())
+
+    def drain(self) -> None:
+        """Take no new requests, finish what runs, and end; called again, end at once."""
+        self._server.handle_exit(signal.SIGTERM, None)
+
+    async def _run(self) -> None:
+        self.engine.start()
         try:
-            shown = f"[{host}]" if ":" in host else host
-            started(f"http://{shown}:{listening.getsockname()[1]}")
-            await server.serve(sockets=[listening])
+            await self._server.serve(sockets=[self._listening])
         finally:
-            failed = engine.failed
-            await asyncio.to_thread(engine.stop)
+            failed = self.engine.failed
+            await asyncio.to_thread(self.engine.stop)
         if failed:
-            raise BadResultError(f"{FAILED.partition(';')[0]}; it has ended, and can be started again")
-
-    asyncio.run(run())
+            raise BadResultError("the model failed to compute a step, as the log says; the server has ended")
 
 
 def _listen(host: str, port: int) -> socket.socket:
