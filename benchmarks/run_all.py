@@ -29,6 +29,7 @@ SCRIPTS = (
     "where_time_goes",
     "adoption",
     "token_groups",
+    "serving",
 )
 
 
