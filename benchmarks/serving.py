@@ -3,8 +3,8 @@
     python benchmarks/serving.py [--quick] [--repeats N] [--out FOLDER]
 
 A server in this process, asked over loopback: 16 requests one after the other, by 16 clients at once, and by 16 clients
-who name four token groups in turn; and the same 16 prompts by `generate`, one after the other, without a server. Leaves:
-tokens per second of each in terms of one at a time; benchmarks/results/serving.json.
+who name four token groups in turn; and the same 16 prompts by `generate`, one after the other, without a server.
+Leaves: how many times as fast each is as another; benchmarks/results/serving.json.
 """
 
 import copy
