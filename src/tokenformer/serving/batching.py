@@ -36,6 +36,7 @@ RELIED_ON: dict[Any, tuple[str, ...]] = {
     ContinuousBatchingLogitsProcessorList.prepare_tensor_args: ("requests_in_batch", "arg_storage"),
     ContinuousBatchingLogitsProcessorList.check_kwargs: ("kwargs",),
     ContinuousBatchingLogitsProcessorList.__call__: ("input_ids", "scores", "logits_processor_args"),
+    ContinuousBatchingConfig.__init__: ("page_size", "max_requests_per_batch", "allow_block_sharing", "safety_margin"),
     ContinuousBatchingManager.add_request: ("input_ids", "request_id", "max_new_tokens", "streaming", "eos_token_id"),
     ContinuousBatchingManager.get_result: ("timeout",),
     ContinuousBatchingManager.cancel_request: ("request_id",),
@@ -156,5 +157,5 @@ def check_machinery() -> None:
         if missing:
             raise BadRequestError(
                 f"transformers {transformers.__version__} batches in another way: {function.__qualname__} has no "
-                f"{', '.join(sorted(missing))}; install transformers 5.22"
+                f"{', '.join(sorted(missing))}; install transformers 5.22 or 5.23"
             )
