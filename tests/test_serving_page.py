@@ -72,7 +72,7 @@ def test_the_page_in_a_browser(browser, tmp_path):
 
         prompt.fill(HOSTILE)
         page.get_by_role("button", name="Generate").click()
-        wait(page, "document.querySelector('pre').textContent.length > 100")
+        wait(page, f"document.querySelector('pre').textContent.length > {len(HOSTILE)}")
         wait(page, "!document.getElementById('go').disabled")
         assert a.locator("pre").text_content().startswith(HOSTILE)
         assert "run" not in page.title()
