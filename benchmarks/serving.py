@@ -25,7 +25,7 @@ from tokenformer.models.text import byte_tokenizer
 from tokenformer.serving import Limits, Served, Server
 
 REQUESTS, GROUPS, GROUP_TOKENS = 16, 4, 16
-SHAPE, PROMPT, NEW = (512, 8, 512), 32, 32
+SHAPE, PROMPT, NEW = (512, 8, 512), 32, 16
 QUICK_SHAPE, QUICK_NEW = (64, 1, 16), 2
 
 

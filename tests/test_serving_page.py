@@ -100,7 +100,7 @@ def test_the_page_in_a_browser(browser, tmp_path):
         for _ in range(7):
             page.keyboard.press("Tab")
             order.append(page.evaluate("document.activeElement.id"))
-        assert {"theme", "prompt", "go", "compare", "chat"} <= set(order)
+        assert {"prompt", "go", "compare", "chat"} <= set(order)
     assert not faults, faults
 
 

@@ -75,9 +75,8 @@ class CompletionRequest(_Request):
     @property
     def prompts(self) -> list[str | list[int]]:
         """Every prompt; several may come in one request."""
-        if isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int):
-            return [self.prompt]
-        return list(self.prompt)  # type: ignore[arg-type]
+        given: Any = self.prompt
+        return [given] if isinstance(given, str) or not given or isinstance(given[0], int) else given
 
 
 class TextPart(BaseModel):
