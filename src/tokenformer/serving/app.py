@@ -205,4 +205,7 @@ def _page() -> tuple[str, str]:
         assert found is not None
         digest = base64.b64encode(hashlib.sha256(found.group(1).encode()).digest()).decode()
         sources.append(f"{tag}-src 'sha256-{digest}'")
-    return page, f"default-src 'none'; connect-src 'self'; {'; '.join(sources)}; form-action 'none'; base-uri 'none'"
+    return (
+        page,
+        f"default-src 'none'; connect-src 'self'; img-src data:; {'; '.join(sources)}; form-action 'none'; base-uri 'none'",
+    )
