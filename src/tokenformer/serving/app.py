@@ -205,7 +205,5 @@ def _page() -> tuple[str, str]:
         assert found is not None
         digest = base64.b64encode(hashlib.sha256(found.group(1).encode()).digest()).decode()
         sources.append(f"{tag}-src 'sha256-{digest}'")
-    return (
-        page,
-        f"default-src 'none'; connect-src 'self'; img-src data:; {'; '.join(sources)}; form-action 'none'; base-uri 'none'",
-    )
+    allowed = ["connect-src 'self'", "img-src data:", *sources, "form-action 'none'", "base-uri 'none'"]
+    return page, "; ".join(["default-src 'none'", *allowed])
