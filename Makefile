@@ -8,7 +8,7 @@ BIN := .venv/bin
 HF_VERSION = $(shell $(BIN)/python -c "import importlib.metadata as m; print(m.version('transformers'))")
 HF_SUITE = .cache/hf/transformers-$(HF_VERSION)
 
-.PHONY: demo test test-slow test-cpu test-versions test-hf test-integrations docs test-docs bench experiment lint types format help clean
+.PHONY: demo test test-slow test-cpu test-versions test-hf test-integrations test-serving docs test-docs bench experiment lint types format help clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-17s %s\n", $$1, $$2}'
@@ -55,6 +55,9 @@ test-hf: .venv/installed ## transformers' own model tests over ours (about 4 min
 test-integrations: .cache/integrations/installed ## trl, torchao, bitsandbytes, quanto and docs/integrations.md
 	.cache/integrations/bin/python -m pytest tests/integrations
 
+test-serving: .venv/installed ## the server under load: 16 clients, 500 requests, two kills (about 3 minutes on 2 cores)
+	$(BIN)/python -m pytest tests/load
+
 .venv/installed-docs: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	@touch $@
@@ -62,9 +65,9 @@ test-integrations: .cache/integrations/installed ## trl, torchao, bitsandbytes, 
 docs: .venv/installed-docs ## the documentation site, in build/docs/site
 	$(BIN)/python docs/build.py
 
-test-docs: .venv/installed-docs ## every page of the site in a real browser, and the notebook (about two minutes on 2 cores)
+test-docs: .venv/installed-docs ## the site and the page of the server in a real browser, and the notebook (about two minutes on 2 cores)
 	@command -v chromium >/dev/null || { echo "chromium is missing: apt-get install chromium"; exit 1; }
-	$(BIN)/python -m pytest -m docs tests/test_docs_site.py tests/test_notebook.py
+	$(BIN)/python -m pytest -m docs tests/test_docs_site.py tests/test_notebook.py tests/test_serving_page.py
 
 bench: .venv/installed ## speed and memory against their targets (under 30 minutes on 2 cores)
 	$(BIN)/python benchmarks/run_all.py

@@ -32,6 +32,7 @@ SCRIPTS = (
     "top_k",
     "quantisation",
     "quantised_decoding",
+    "serving",
 )
 
 

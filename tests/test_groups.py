@@ -132,6 +132,32 @@ def test_every_row_has_its_own_groups(family):
     assert relative_error(mixed[1], alone["law"][1]) < 1e-6
 
 
+@pytest.mark.parametrize("norm", ["own", "shared"])
+def test_sequences_end_to_end_have_their_own_groups(norm):
+    """As continuous batching lays them: positions and mask say where each begins, lengths say which groups it has."""
+    model = make_tiny()
+    for name in ("law", "fr"):
+        add_tokens(model, name, 4, where="all", norm=norm)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    names, lengths = ["law", "__base__", ["law", "fr"], "fr"], [3, 1, 5, 2]
+    ids = torch.randint(0, 64, (1, sum(lengths)))
+    owner = torch.repeat_interleave(torch.tensor(lengths))
+    causal = torch.ones(len(owner), len(owner), dtype=torch.bool).tril() & (owner[:, None] == owner)
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    with torch.no_grad():
+        with tokens_by_row(model, names, lengths):
+            together = model(ids, attention_mask=causal[None, None], position_ids=positions).logits.split(
+                lengths, dim=1
+            )
+            with pytest.raises(BadRequestError, match="9 positions in a row"):
+                model(ids[:, :9])
+        for name, part, logits in zip(names, ids.split(lengths, dim=1), together, strict=True):
+            assert relative_error(logits, model(part, adapter_names=[name]).logits) < 1e-5
+    with pytest.raises(BadRequestError, match="4 names and 1 lengths"), tokens_by_row(model, names, [11]):
+        pass
+
+
 def test_a_layer_adds_what_the_specification_does():
     layer = nn.Sequential(Pattention(6, 5, 7))
     x = torch.randn(4, 6)

@@ -32,6 +32,7 @@ ROOMS = [
     "adoption",
     "groups",
     "inside",
+    "serving",
     "integrations",
     "exporting",
     "data",

@@ -10,6 +10,7 @@ EXTRAS = {
     "vision": ("datasets", "pyarrow", "PIL", "kornia", "sklearn"),
     "eval": ("lm_eval", "datasets"),
     "report": ("matplotlib",),
+    "serve": ("starlette", "uvicorn", "prometheus_client"),
     "triton": ("triton",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
 }

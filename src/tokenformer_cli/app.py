@@ -19,6 +19,7 @@ from . import (
     prepare,
     quantize,
     report,
+    serve,
     shrink,
     train,
 )
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 app.add_typer(train.commands)
 app.add_typer(generate.commands)
+app.add_typer(serve.commands)
 app.add_typer(evaluate.commands)
 app.add_typer(grow.commands)
 app.add_typer(shrink.commands)

@@ -67,14 +67,13 @@ def generate_command(
     from tokenformer import for_inference
     from tokenformer.errors import BadRequestError
     from tokenformer.models import TokenFormerBaseConfig
-    from tokenformer.models.loading import read_config
+    from tokenformer.models.loading import check_finite, read_generator
     from tokenformer.models.text import TextStream, encode, read_tokenizer
 
     quiet_libraries()
-    read_config(folder, TokenFormerBaseConfig, or_adopted=True, trust_remote_code=trust_remote_code)
-    model = _generator(folder, device, trust_remote_code, token_fraction=token_fraction)
+    model = read_generator(folder, device, trust_remote_code=trust_remote_code, token_fraction=token_fraction)
     put_beside(model, tokens)
-    _check_finite(model, folder)
+    check_finite(model, folder)
     tokenizer = read_tokenizer(folder, model.config, trust_remote_code=trust_remote_code)
     settings = model.generation_config
     if tokenizer.eos_token_id is not None and not isinstance(settings.eos_token_id, list):
@@ -114,30 +113,11 @@ def generate_command(
     typer.echo()
 
 
-def _generator(folder: Path, device: str | None, trust_remote_code: bool, token_fraction: float | None = None) -> Any:
-    """The model of a folder, if it generates text."""
-    from tokenformer.errors import BadRequestError
-    from tokenformer.models.loading import read_model
-
-    model = read_model(folder, device, trust_remote_code=trust_remote_code, token_fraction=token_fraction)
-    if not model.can_generate():
-        raise BadRequestError(f"{folder} holds a {type(model).__name__}, which does not generate text")
-    return model
-
-
-def _check_finite(model: Any, folder: Path) -> None:
-    from tokenformer.errors import BadFileError
-
-    for name, weights in model.named_parameters():
-        if not weights.isfinite().all():
-            raise BadFileError(f"{folder} has weights that are NaN or infinite, in {name}; take an earlier checkpoint")
-
-
 def _draft(folder: Path, of: Path, model: Any, tokenizer: Any, trust_remote_code: bool) -> Any:
     """The model that guesses ahead. It must read and write the same ids, and as many of them."""
     from tokenformer import for_inference
     from tokenformer.errors import BadRequestError
-    from tokenformer.models.loading import read_config
+    from tokenformer.models.loading import check_finite, read_config, read_generator
     from tokenformer.models.text import read_tokenizer
 
     config, ours = read_config(folder, trust_remote_code=trust_remote_code), model.config
@@ -152,8 +132,8 @@ def _draft(folder: Path, of: Path, model: Any, tokenizer: Any, trust_remote_code
             )
     if read_tokenizer(folder, config, trust_remote_code=trust_remote_code).get_vocab() != tokenizer.get_vocab():
         raise BadRequestError(f"--draft {folder} has another tokenizer than {of}; their ids mean different text")
-    draft = _generator(folder, str(model.device), trust_remote_code)
-    _check_finite(draft, folder)
+    draft = read_generator(folder, str(model.device), any_family=True, trust_remote_code=trust_remote_code)
+    check_finite(draft, folder)
     return for_inference(draft)
 
 

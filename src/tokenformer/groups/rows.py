@@ -32,7 +32,7 @@ class CallsByRow:
 
     def __init__(self, switch: Switch) -> None:
         self.switch = switch
-        self.outside: list[Any] = []  # the rows from before the call
+        self.outside: list[Any] = []  # the rows from before the call, and their lengths
         self.several = False  # whether a row may have become several, as in a search by beams
 
     def put_on(self, model: nn.Module) -> None:
@@ -53,7 +53,7 @@ class CallsByRow:
 
     def enter(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """Before the model's forward: take the names, and check the batch against them."""
-        self.outside.append(self.switch.rows)
+        self.outside.append((self.switch.rows, self.switch.lengths))
         names = kwargs.pop("adapter_names", None)
         if names is not None:
             self.switch.set_rows(rows_of(model, names))
@@ -63,14 +63,14 @@ class CallsByRow:
                     "adapter_names: the rows have groups of their own, and gradient checkpointing, which computes "
                     "blocks again later, does not know them; switch one of the two off"
                 )
-            if names is not None or not self.several:
+            if self.switch.lengths is None and (names is not None or not self.several):
                 check_count(self.switch.rows, args, kwargs)
         return args, kwargs
 
     def leave(self, *_: Any) -> None:
         """After it, also if it failed."""
-        if self.outside and (before := self.outside.pop()) is not self.switch.rows:
-            self.switch.set_rows(before)
+        if self.outside and (before := self.outside.pop())[0] is not self.switch.rows:
+            self.switch.set_rows(*before)
 
 
 def calls_of(model: nn.Module) -> CallsByRow | None:
@@ -96,18 +96,23 @@ def check_count(rows: Sequence[Any], args: Sequence[Any], kwargs: dict[str, Any]
 
 
 @contextmanager
-def tokens_by_row(model: nn.Module, names: Rows) -> Iterator[None]:
-    """Within the `with`, row i of every batch has the groups names[i]: one, several, or `__base__` for none."""
+def tokens_by_row(model: nn.Module, names: Rows, lengths: Sequence[int] | None = None) -> Iterator[None]:
+    """Within the `with`, row i of every batch has the groups names[i]: one, several, or `__base__` for none.
+
+    With `lengths` the batch is a single row in which sequences stand end to end, the i-th with lengths[i] positions.
+    """
     rows, switch = rows_of(model, names), switch_of(model)
+    if lengths is not None and len(lengths) != len(rows):
+        raise BadRequestError(f"tokens_by_row: {len(rows)} names and {len(lengths)} lengths were given; give one each")
     if switch is None:
         yield
         return
-    before = switch.rows
-    switch.set_rows(rows)
+    before = switch.rows, switch.lengths
+    switch.set_rows(rows, lengths)
     try:
         yield
     finally:
-        switch.set_rows(before)
+        switch.set_rows(*before)
 
 
 @contextmanager

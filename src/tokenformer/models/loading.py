@@ -171,6 +171,30 @@ def read_model(
     return model.to(target)
 
 
+def read_generator(
+    folder: str | os.PathLike,
+    device: str | None = None,
+    *,
+    any_family: bool = False,
+    trust_remote_code: bool = False,
+    **options: Any,
+) -> Any:
+    """The model of a folder, if it generates text: ours or an adopted one, or of any family. Else as read_model."""
+    if not any_family:
+        read_config(folder, TokenFormerBaseConfig, or_adopted=True, trust_remote_code=trust_remote_code)
+    model = read_model(folder, device, trust_remote_code=trust_remote_code, **options)
+    if not model.can_generate():
+        raise BadRequestError(f"{folder} holds a {type(model).__name__}, which does not generate text")
+    return model
+
+
+def check_finite(model: torch.nn.Module, folder: str | os.PathLike) -> None:
+    """Refuse weights, of the model or of groups beside it, that would only generate noise."""
+    for name, weights in model.named_parameters():
+        if not weights.isfinite().all():
+            raise BadFileError(f"{folder} has weights that are NaN or infinite, in {name}; take an earlier checkpoint")
+
+
 def _check_memory(folder: str | os.PathLike, kind: Any, config: Any, dtype: Any) -> None:
     """Refuse a model that this machine cannot hold, before the system ends the process for trying.
 

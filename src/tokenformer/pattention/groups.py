@@ -87,6 +87,7 @@ class Switch:
         self.was_on: tuple[str, ...] = ()
         self.held: list[nn.Parameter] | None = None
         self.rows: tuple[tuple[str, ...], ...] | None = None
+        self.lengths: tuple[int, ...] | None = None  # of the rows, if they are laid end to end in one
         self._masks: dict[Any, Tensor] = {}
 
     def turn_on(self, *names: str) -> None:
@@ -100,9 +101,13 @@ class Switch:
         )
         self.set_rows(None)
 
-    def set_rows(self, rows: Sequence[Sequence[str]] | None) -> None:
-        """From now on, which groups each row of a batch has; None: all rows have those that are on."""
+    def set_rows(self, rows: Sequence[Sequence[str]] | None, lengths: Sequence[int] | None = None) -> None:
+        """From now on, which groups each row of a batch has; None: all rows have those that are on.
+
+        With `lengths` the batch is a single row, in which the rows stand end to end.
+        """
         self.rows = None if rows is None else tuple(map(tuple, rows))
+        self.lengths = None if lengths is None else tuple(lengths)
         self._masks = {}
 
     @property
@@ -115,21 +120,29 @@ class Switch:
     def mask(self, names: Sequence[str], sizes: Sequence[int], x: Tensor) -> Tensor | None:
         """For x [rows of the batch, …, d_in], whether a row has each token of these groups; None: all rows have all.
 
-        [rows of the batch, 1, …, tokens]. A batch may have several rows for each name, one after the other: the beams
-        of a search, or the positions of sequences that were laid end to end.
+        [rows of the batch, 1, …, tokens], or with rows laid end to end [positions, tokens]. A batch may have several
+        rows for each name, one after the other: the beams of a search, or the positions of sequences of one length that
+        were laid end to end.
         """
         if self.rows is None:
             return None
         count = len(self.rows)
-        if x.shape[0] % count:
+        if self.lengths is None and x.shape[0] % count:
             raise wrong_count(x.shape[0], count)
+        if self.lengths is not None and sum(self.lengths) != x.shape[-2]:
+            raise wrong_positions(x.shape[-2], sum(self.lengths))
         if all(set(names) <= {*self.merged, *row} for row in self.rows):
             return None
         key = (*names, *sizes, x.device)
         if key not in self._masks:
             rows = [{*self.merged, *row} for row in self.rows]
             has = torch.tensor([[name in row for name in names] for row in rows], device=x.device)
-            self._masks[key] = has.repeat_interleave(torch.tensor(sizes, device=x.device), dim=1)
+            mask = has.repeat_interleave(torch.tensor(sizes, device=x.device), dim=1)
+            if self.lengths is not None:
+                mask = mask.repeat_interleave(torch.tensor(self.lengths, device=x.device), dim=0)
+            self._masks[key] = mask
+        if self.lengths is not None:
+            return self._masks[key]
         mask = self._masks[key].repeat_interleave(x.shape[0] // count, dim=0)
         return mask.view(x.shape[0], *(1,) * (x.dim() - 2), -1)
 
@@ -139,6 +152,14 @@ def wrong_count(rows: int, names: int) -> BadRequestError:
     return BadRequestError(
         f"the batch has {rows} rows, and names of token groups were given for {names}; give one for every row ({BASE} "
         "for none)"
+    )
+
+
+def wrong_positions(positions: int, named: int) -> BadRequestError:
+    """The error of rows laid end to end that are not as long as the batch."""
+    return BadRequestError(
+        f"the batch has {positions} positions in a row, and the rows that were named have {named} together; give the "
+        "length of every row"
     )
 
 
