@@ -37,7 +37,8 @@ class EventStream(StreamingResponse):
     """A stream that is closed when the client goes away, not when it is next collected."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async with aclosing(self.body_iterator):
+        body: Any = self.body_iterator  # a generator of ours, which can be closed
+        async with aclosing(body):
             await super().__call__(scope, receive, send)
 
 
@@ -167,7 +168,7 @@ async def _whole(request: Request, answering: Answering, form: answers.Form) -> 
         return JSONResponse(form.whole(texts, reasons, answering.usage), headers=NO_STORE)
 
     work = asyncio.create_task(gather())
-    gone = asyncio.create_task(request.receive())  # after the body, only that the client has gone can come
+    gone = asyncio.ensure_future(request.receive())  # after the body, only that the client has gone can come
     try:
         await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
