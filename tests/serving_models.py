@@ -1,12 +1,14 @@
 """What the tests of the server serve: a tiny model whose greedy answers differ clearly between its token groups."""
 
+import copy
 import threading
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 
 from conftest import make_tiny
-from tokenformer import add_tokens, save_tokens, use_tokens
+from tokenformer import TokenFormerForCausalLM, add_tokens, save_tokens, use_tokens
 from tokenformer.models.text import byte_tokenizer
 from tokenformer.serving import Served, Server
 
@@ -18,9 +20,17 @@ CHAT_TEMPLATE = (
 
 
 def make_served(chat=True) -> Served:
-    """The tiny model as `base`, with two groups that are off unless they are named.
+    """The tiny model as `base`, with two groups that are off unless they are named."""
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = CHAT_TEMPLATE if chat else None
+    return Served(copy.deepcopy(_model()), tokenizer, "base", GROUPS)
 
-    It only writes ASCII, and its logits are far apart: sums that differ in the last bit choose the same token.
+
+@cache
+def _model() -> TokenFormerForCausalLM:
+    """It only writes ASCII, and its logits are far apart: sums that differ in the last bit choose the same token.
+
+    Made once, before any server runs: threads share the random numbers that it is drawn from.
     """
     model = make_tiny(vocab_size=257, eos_token_id=256)
     generator = torch.Generator().manual_seed(0)
@@ -37,9 +47,7 @@ def make_served(chat=True) -> Served:
                 if f"token_groups.{name}.value_tokens" in tensor:
                     values.normal_(std=12.0, generator=generator)
     use_tokens(model)
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = CHAT_TEMPLATE if chat else None
-    return Served(model, tokenizer, "base", GROUPS)
+    return model
 
 
 def save_served(folder) -> None:

@@ -365,7 +365,7 @@ def test_biases_of_another_dtype_take_the_specification():
 
 def test_the_triton_form_knows_no_biases_and_the_papers_kinds_only():
     pytest.importorskip("triton")
-    refusal = "; it knows l2_gelu, gelu_l2, softmax without biases, segments and masks; choose the form fused"
+    refusal = "; it knows l2_gelu, gelu_l2, softmax without biases, segments, masks and top_k; choose the form fused"
     for kind, biased, given_ in (("l2_silu", False, "kind='l2_silu'"), ("softmax", True, "kind='softmax' with biases")):
         with pytest.raises(BadRequestError, match=f"the triton form was asked for {given_}{refusal}"):
             called(pattention, leaves((3,), 6, 5, 11, biased=biased), 2.0, kind, form="triton")

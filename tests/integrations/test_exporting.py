@@ -1,5 +1,8 @@
 """`tokenformer export`: the file computes what the model computes, in a process without tokenformer and torch."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -34,6 +37,13 @@ def test_the_command_writes_a_folder_that_runs_alone(tmp_path):
     assert set(exported.files) == {"README.md", "config.json", "model.onnx", "tokenizer.json", "tokenizer_config.json"}
     assert exported.size > (tmp_path / "out" / "model.onnx").stat().st_size
     assert run_readme(tmp_path / "whole", GONE) == said_by(model)
+
+
+def test_the_example_of_the_page(tmp_path, monkeypatch):
+    page = Path(__file__).parents[2] / "docs" / "inference.md"
+    (example,) = re.findall(r"```python\n(import onnxruntime.*?)```", page.read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(example, {})
 
 
 HOSTS = {
