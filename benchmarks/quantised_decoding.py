@@ -3,8 +3,8 @@
     python benchmarks/quantised_decoding.py [--quick] [--repeats N] [--out FOLDER]
 
 Leaves: tokens per second of `generate` with the preset 150m, for batches of 1 and 16, as ratios to the same model in
-fp32 and to a GPT-NeoX of equal parameters, as it is and quantised by torchao if that is installed; nothing is compiled;
-benchmarks/results/quantised_decoding.json.
+fp32, for inference as these are and as trained, and to a GPT-NeoX of equal parameters, as it is, for inference, and
+quantised by torchao if that is installed; nothing is compiled; benchmarks/results/quantised_decoding.json.
 """
 
 import copy
@@ -12,13 +12,13 @@ from functools import partial
 from importlib.util import find_spec
 
 import torch
-from decoding import decode
-from models import NO_END, pair, shape_of, token_former
+from decoding import AS_TRAINED, OURS, PEER, PEER_LIKEWISE, decode, variants
+from models import NO_END, shape_of, token_former
 from suite import Figure, Options, figure, run
 from timing import in_turns
 from torch import nn
 
-from tokenformer import TokenFormerConfig, quantize
+from tokenformer import TokenFormerConfig, for_inference, quantize
 
 PROMPT, NEW = 8, 16
 BATCHES = (1, 16)
@@ -45,11 +45,9 @@ def measure(options: Options) -> list[Figure]:
     figures: list[Figure] = []
     config = token_former(64, 2, 64, 64) if options.quick else TokenFormerConfig.preset("150m", **NO_END)
     new = 4 if options.quick else NEW
-    models = {name: model.eval() for name, model in pair(config).items()}
-    ours = models["tokenformer"]
-    models |= {to: quantize(copy.deepcopy(ours), to) for to in ("int8", "int4")}
-    others = by_torchao(models["gpt-neox"])
-    models |= others
+    models = variants(config)
+    ours, others = models[AS_TRAINED], by_torchao(models[PEER])
+    models |= {to: for_inference(quantize(copy.deepcopy(ours), to)) for to in ("int8", "int4")} | others
     for batch in BATCHES:
         prompt = torch.randint(0, config.vocab_size, (batch, PROMPT))
         work = {name: partial(decode, model, prompt, new) for name, model in models.items()}
@@ -58,9 +56,9 @@ def measure(options: Options) -> list[Figure]:
         for to in ("int8", "int4"):
             at_least = 1.8 if (to, batch) == ("int8", 1) else None
             what = f"decoding, batch {batch}, {to}: times as fast as"
-            speedup = times.speedup(to, over="tokenformer")
+            speedup = times.speedup(to, over=OURS)
             figures.append(figure(f"{what} fp32", speedup, at_least=at_least, **details))
-            for name in ("gpt-neox", *others):
+            for name in (AS_TRAINED, PEER, PEER_LIKEWISE, *others):
                 figures.append(figure(f"{what} {name}", times.speedup(to, over=name), **details))
     return figures
 
