@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..errors import BadResultError
 from ..models.sample import HALF_TOLERANCE, evaluating, relative_difference
+from ..pattention.quantised import plainly
 from .graph import Graph, Runner
 
 # Another runtime's kernels add up in another order; in half precision every step rounds.
@@ -45,7 +46,7 @@ def check_close(graph: Graph, run: Runner, file: str) -> float:
 def largest_difference(graph: Graph, run: Runner) -> float:
     """How far the outputs of `run` are from the model's at most; NaN if they are not numbers."""
     found = []
-    with evaluating(graph.module):
+    with evaluating(graph.module), plainly(graph.model):  # as exported, integers are multiplied without rounding rows
         for call, counts in graph.comparisons():
             ours, theirs = graph.module(**call), run(call)
             found.append(_difference(theirs, ours, counts))
