@@ -12,7 +12,7 @@ from command import ended, run
 from conftest import make_tiny, make_tiny_vision, relative_error
 from hosts import make_host
 from pages import scripts
-from tokenformer import TokenFormerQuantConfig, adopt, dequantize, grow, quantize
+from tokenformer import TokenFormerQuantConfig, adopt, dequantize, grow, pattention_layers, quantize
 from tokenformer.models.loading import empty_model, read_config, read_model
 from tokenformer.pattention.quantised import BITS, plainly
 
@@ -106,7 +106,8 @@ def test_the_command(tmp_path, source):
     assert (before[0], after[0], ratio[0]) == ("before", "after", "ratio")
     assert 0.25 < float(ratio[1]) < 0.29
     assert abs(float(ratio[3]) - 1) < 0.05
-    assert run("info", tmp_path / "int8").exit_code == 0
+    tokens = sum(layer.num_tokens for _, layer in pattention_layers(read_model(source)))
+    assert f"int8: {tokens:,} tokens are int8" in run("info", tmp_path / "int8").stdout.replace("\n", "")
     assert run("eval", tmp_path / "int8", "--text", tmp_path / "text.txt").exit_code == 0
     assert run("generate", tmp_path / "int8", "A text", "--max-new-tokens", 3).exit_code == 0
     assert run("grow", tmp_path / "int8", tmp_path / "grown", "--factor", 2).exit_code == 0

@@ -25,7 +25,7 @@ from tokenformer.models import (
     record_of,
 )
 from tokenformer.models.card import growth_steps
-from tokenformer.models.loading import read_config
+from tokenformer.models.loading import INTEGERS, read_config
 from tokenformer.models.prefixes import prefix_config
 
 from .terminal import short, show_table
@@ -78,7 +78,16 @@ def describe(
             facts["token_groups"] = config.token_groups
         if saved:
             facts |= {"tau": taus(config), "growth": growth_steps(config)}
+            facts |= _quantised(config)
     return facts
+
+
+def _quantised(config: TokenFormerBaseConfig) -> dict[str, Any]:
+    """How many tokens of a saved model are integers, and of how many bits; nothing if none are."""
+    settings = getattr(config, "quantization_config", None)
+    if not isinstance(settings, dict) or settings.get("quant_method") != INTEGERS:
+        return {}
+    return {"quantised": {"dtype": settings["dtype"], "tokens": sum(settings["layers"].values())}}
 
 
 def _text_facts(config: cost.LanguageConfig, length: int) -> dict[str, Any]:

@@ -81,6 +81,8 @@ def info_command(
         for group in facts.get("token_groups", []):
             _show_group(name, group)
     for name, facts in whole.items():
+        if "quantised" in facts:
+            typer.echo(f"{name}: {facts['quantised']['tokens']:,} tokens are {facts['quantised']['dtype']}")
         if "tau" in facts:
             tau = ", ".join(f"{role} {value:.4g}" for role, value in facts["tau"].items())
             grown = "; then ".join(facts["growth"]) or "trained at this size from the start"
