@@ -25,7 +25,7 @@ from tokenformer.models import (
     record_of,
 )
 from tokenformer.models.card import growth_steps
-from tokenformer.models.loading import INTEGERS, read_config
+from tokenformer.models.loading import integers_in, read_config
 from tokenformer.models.prefixes import prefix_config
 
 from .terminal import short, show_table
@@ -84,8 +84,8 @@ def describe(
 
 def _quantised(config: TokenFormerBaseConfig) -> dict[str, Any]:
     """How many tokens of a saved model are integers, and of how many bits; nothing if none are."""
-    settings = getattr(config, "quantization_config", None)
-    if not isinstance(settings, dict) or settings.get("quant_method") != INTEGERS:
+    settings = integers_in(config)
+    if settings is None:
         return {}
     return {"quantised": {"dtype": settings["dtype"], "tokens": sum(settings["layers"].values())}}
 

@@ -228,11 +228,16 @@ def empty_model(config: Any) -> Any:
 
 def _make_integers(model: Any, config: Any) -> bool:
     """Make the layers integers that are so in a folder with this configuration; whether there are any."""
+    entry = integers_in(config)
+    if entry is not None:
+        AutoHfQuantizer.from_config(entry, pre_quantized=True).preprocess_model(model)
+    return entry is not None
+
+
+def integers_in(config: Any) -> dict[str, Any] | None:
+    """What the configuration of a saved model says of tokens that are integers; None if none are."""
     entry = getattr(config, "quantization_config", None)
-    if not isinstance(entry, dict) or entry.get("quant_method") != INTEGERS:
-        return False
-    AutoHfQuantizer.from_config(entry, pre_quantized=True).preprocess_model(model)
-    return True
+    return entry if isinstance(entry, dict) and entry.get("quant_method") == INTEGERS else None
 
 
 def _named_class(config: Any, foreign: Mapping[str, str] = MappingProxyType({})) -> Any:
