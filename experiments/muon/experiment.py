@@ -4,7 +4,7 @@
 
 Muon has the keys and values, AdamW the rest. A run with Muon has the FLOPs of one with AdamW of PROBE steps, and so
 fewer steps. From scratch at two sizes, at several rates, with rates that follow the size and with one rate for all (the
-the updates of Muon have a bounded norm); then a growth step, across which momentum is carried; then runs from scratch
+updates of Muon have a bounded norm); then a growth step, across which momentum is carried; then runs from scratch
 three times as long, because the best rate and the gain may fall with the length.
 """
 
