@@ -122,6 +122,8 @@ def _side_by_side(layers: Sequence[Pattention]) -> Tensor | None:
             return None
         if layer.top_k is not None or (layer.training and layer.nested):
             return None
+        if layer.sizes is not None and layer.sizes.parts:
+            return None
         if layer.kind != layers[0].kind or layer.key_bias is not None or layer.bias is not None:
             return None
         if key.shape != first.shape or key.data_ptr() != first.data_ptr() + position * size:
