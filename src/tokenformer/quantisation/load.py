@@ -20,7 +20,8 @@ from ..errors import BadFileError
 from ..models.loading import INTEGERS
 from ..pattention import Pattention, pattention_layers
 from ..pattention.quantised import Bits, QuantisedPattention, QuantisedTokens, become_quantised
-from .quantise import check_bits, check_quantisable, dequantise_layers, quantise_layers, quantised_parts
+from ..pattention.quantised_linear import use_integers
+from .quantise import check_bits, check_quantisable, dequantise_layers, output_layers, quantise_layers, quantised_parts
 
 
 @register_quantization_config(INTEGERS)
@@ -30,13 +31,17 @@ class TokenFormerQuantConfig(QuantizationConfigMixin):
     Args:
         dtype: int8 or int4.
         layers: of a quantised model, how many tokens of each layer are integers; filled in when it is made.
+        output_layer: whether the output layer multiplies by integers, too; as in `quantize`.
     """
 
-    def __init__(self, dtype: str = "int8", layers: Mapping[str, int] | None = None, **_: Any) -> None:
+    def __init__(
+        self, dtype: str = "int8", layers: Mapping[str, int] | None = None, output_layer: bool = False, **_: Any
+    ) -> None:
         check_bits(dtype, "TokenFormerQuantConfig")
         self.quant_method: Any = INTEGERS
         self.dtype = dtype
         self.layers = dict(layers or {})
+        self.output_layer = bool(output_layer)
 
 
 @register_quantizer(INTEGERS)
@@ -57,7 +62,10 @@ class TokenQuantizer(HfQuantizer):
             check_quantisable(model, bits)
             quantise_layers(model, bits)
             ((_, counts),) = quantised_parts(model)
-            mark_quantised(model, bits, counts)
+            mark_quantised(model, bits, counts, output_layer=self.quantization_config.output_layer)
+        if self.quantization_config.output_layer:
+            for layer in output_layers(model):
+                use_integers(layer)
         return model
 
     def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
@@ -81,9 +89,9 @@ class TokenQuantizer(HfQuantizer):
         return True
 
 
-def mark_quantised(model: Any, dtype: str, counts: Mapping[str, int]) -> None:
+def mark_quantised(model: Any, dtype: str, counts: Mapping[str, int], *, output_layer: bool = False) -> None:
     """Let transformers know that a model is quantised, so that it is saved as such."""
-    config = TokenFormerQuantConfig(dtype, counts)
+    config = TokenFormerQuantConfig(dtype, counts, output_layer)
     model.hf_quantizer = TokenQuantizer(config)
     model.config.quantization_config = config
     model.is_quantized, model.quantization_method = True, INTEGERS
