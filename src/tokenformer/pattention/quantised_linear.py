@@ -56,9 +56,10 @@ class IntegerLinear(nn.Linear):
         return f"{super().extra_repr()}, int8"
 
 
-def use_integers(layer: nn.Linear) -> None:
-    """Let a layer multiply by integers."""
-    layer.__class__ = IntegerLinear
+def use_integers(*layers: nn.Linear) -> None:
+    """Let layers multiply by integers."""
+    for layer in layers:
+        layer.__class__ = IntegerLinear
 
 
 def use_numbers(layer: nn.Linear) -> None:

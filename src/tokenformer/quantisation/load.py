@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
@@ -20,7 +21,7 @@ from ..errors import BadFileError
 from ..models.loading import INTEGERS
 from ..pattention import Pattention, pattention_layers
 from ..pattention.quantised import Bits, QuantisedPattention, QuantisedTokens, become_quantised
-from ..pattention.quantised_linear import use_integers
+from ..pattention.quantised_linear import IntegerLinear, use_integers
 from .quantise import check_bits, check_quantisable, dequantise_layers, output_layers, quantise_layers, quantised_parts
 
 
@@ -60,12 +61,13 @@ class TokenQuantizer(HfQuantizer):
             # transformers has put its mark on the model already.
             del model.hf_quantizer
             check_quantisable(model, bits)
+            outputs = output_layers(model) if self.quantization_config.output_layer else []
             quantise_layers(model, bits)
+            use_integers(*outputs)
             ((_, counts),) = quantised_parts(model)
-            mark_quantised(model, bits, counts, output_layer=self.quantization_config.output_layer)
-        if self.quantization_config.output_layer:
-            for layer in output_layers(model):
-                use_integers(layer)
+            mark_quantised(model, bits, counts)
+        elif self.quantization_config.output_layer and isinstance(model.get_output_embeddings(), nn.Linear):
+            use_integers(model.get_output_embeddings())  # which a model without its head has not
         return model
 
     def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
@@ -89,8 +91,9 @@ class TokenQuantizer(HfQuantizer):
         return True
 
 
-def mark_quantised(model: Any, dtype: str, counts: Mapping[str, int], *, output_layer: bool = False) -> None:
+def mark_quantised(model: Any, dtype: str, counts: Mapping[str, int]) -> None:
     """Let transformers know that a model is quantised, so that it is saved as such."""
+    output_layer = any(isinstance(module, IntegerLinear) for module in model.modules())
     config = TokenFormerQuantConfig(dtype, counts, output_layer)
     model.hf_quantizer = TokenQuantizer(config)
     model.config.quantization_config = config

@@ -40,13 +40,12 @@ def quantize(model: Model, to: str = "int8", *, output_layer: bool = False) -> M
     check_quantisable(model, cast(Bits, to))
     outputs = output_layers(model) if output_layer else []
     quantise_layers(model, cast(Bits, to))
-    for layer in outputs:
-        use_integers(layer)
+    use_integers(*outputs)
     for part, counts in quantised_parts(model):
         # Imported when needed: load.py makes what marks a model by way of this file.
         from .load import mark_quantised
 
-        mark_quantised(part, to, counts, output_layer=output_layer)
+        mark_quantised(part, to, counts)
     return model
 
 
