@@ -79,9 +79,7 @@ def measure(options: Options) -> list[Figure]:
     first = {name: seconds(partial(loop, prompt, 2)) for name, loop in loops.items()}
     times = in_turns({name: partial(loop, prompt, new) for name, loop in loops.items()}, options.repeats, warmup=1)
     details = {"median_seconds": times.medians, "first_seconds": first, "shape": shape_of(ours, 1, PROMPT + new)}
-    figures = [
-        figure(f"{name}: seconds until the second token of the first text", first[name]) for name in compiled
-    ]
+    figures = [figure(f"{name}: seconds until the second token of the first text", first[name]) for name in compiled]
     for name in loops:
         for over in eager:
             if name != over:

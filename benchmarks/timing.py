@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-
 _clock: Callable[[], float] = time.perf_counter
 
 

@@ -1,4 +1,4 @@
-"""Sizes of one model on the server: what each computes, in one batch with the others, and that nothing is held twice."""
+"""Sizes of one model on the server: what each computes, mixed in one batch, and that nothing is held twice."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -136,7 +136,7 @@ def test_sizes_and_groups_are_mixed_in_one_batch(tmp_path):
             assert dict(zip(expected, pool.map(ask, expected), strict=True)) == expected
         assert [model.id for model in client.models.list()] == ["base", "base@0.5", "base@0.25", "base:law", "base:fr"]
         assert client.models.retrieve("base@0.5:fr").id == "base@0.5:fr"
-        with pytest.raises(openai.NotFoundError, match="did you mean 'base@0.5'"):
+        with pytest.raises(openai.NotFoundError, match=r"did you mean 'base@0\.5'"):
             client.models.retrieve("base@0.6")
     # Nothing is held twice: no layer has tensors of its own for a size.
     assert {name: tensor.data_ptr() for name, tensor in served.model.named_parameters()} == addresses

@@ -20,7 +20,7 @@ def quantize_command(
     target: Annotated[Path, typer.Argument(metavar="OUT", help="The model folder to make.")],
     to: Annotated[str, typer.Option(metavar="DTYPE", help="int8 or int4.")] = "int8",
     output_layer: Annotated[
-        bool, typer.Option("--output-layer", help="Let the output layer multiply by integers, too: sooner, not smaller.")
+        bool, typer.Option("--output-layer", help="Let the output layer multiply by integers: sooner, not smaller.")
     ] = False,
     text: Annotated[Path | None, typer.Option(help="A text, for the loss before and after.")] = None,
     limit: Annotated[

@@ -19,7 +19,7 @@ def serve_command(
         str | None,
         typer.Option(
             metavar="SHARES",
-            help="Offer these shares of a sorted model's tokens, too, under names such as mine@0.5; with commas between.",
+            help="Offer these shares of a sorted model's tokens, too, as names such as mine@0.5; with commas between.",
             show_default="the whole model alone",
         ),
     ] = None,

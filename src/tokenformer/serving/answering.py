@@ -1,7 +1,7 @@
 """The jobs of one request, and what comes of them.
 
-Enters: a request that has been checked, its prompts as ids, and what it chose of the model. Leaves: (index of the answer, text,
-reason of its end or None), as it comes. However it ends, the jobs' places are free again.
+Enters: a request that has been checked, its prompts as ids, and what it chose of the model. Leaves: (index of the
+answer, text, reason of its end or None), as it comes. However it ends, the jobs' places are free again.
 """
 
 import asyncio
