@@ -10,7 +10,7 @@ pytest.importorskip("transformers", "5.22", reason="tokenformer serve refuses ol
 import openai
 
 from command import ended, run
-from conftest import make_small, relative_error
+from conftest import make_small, make_sorted, relative_error
 from serving_models import GROUPS, SIZES, greedy, make_served, running
 from tokenformer import (
     BadRequestError,
@@ -20,9 +20,7 @@ from tokenformer import (
     for_inference,
     load_tokens,
     pattention_layers,
-    rank_tokens,
     save_tokens,
-    sort_tokens,
     use_tokens,
 )
 from tokenformer.models.prefixes import offer_sizes
@@ -36,16 +34,6 @@ IDS = torch.randint(0, 64, (1, 24), generator=torch.Generator().manual_seed(0))
 LENGTHS, ROWS = (7, 1, 11, 5), (0.5, WHOLE, 0.25, 0.5)
 
 
-def make_sorted(**changes):
-    """A model with something to rank, sorted."""
-    model = make_small(**changes)
-    with torch.no_grad():
-        for _, layer in pattention_layers(model):
-            layer.value_tokens.mul_(torch.rand(layer.num_tokens, 1) * 2)
-    sort_tokens(model, rank_tokens(model, [IDS]))
-    return model.eval()
-
-
 def part_of(folder, size):
     return TokenFormerForCausalLM.from_pretrained(folder, token_fraction=size)
 
@@ -54,7 +42,7 @@ def part_of(folder, size):
 @pytest.mark.parametrize("kind", ["l2_gelu", "gelu_l2", "softmax"])
 def test_each_position_has_the_layers_of_its_size(tmp_path, kind, faster):
     """Of every Pattention, for positions that stand end to end: what the layers of smaller models compute."""
-    model = make_sorted(pattention_kind=kind)
+    model = make_sorted(IDS, pattention_kind=kind)
     model.save_pretrained(tmp_path)
     sizes = offer_sizes(model, SIZES)
     if faster:
@@ -78,7 +66,7 @@ def test_each_position_has_the_layers_of_its_size(tmp_path, kind, faster):
 
 def test_groups_beside_a_size(tmp_path):
     """With a normaliser of their own and with the layer's, switched by position as the sizes are."""
-    model = make_sorted()
+    model = make_sorted(IDS)
     model.save_pretrained(tmp_path / "base")
     for name, norm in (("own", "own"), ("shared", "shared")):
         add_tokens(model, name, 3, where="ffn", norm=norm)
@@ -144,7 +132,7 @@ def test_sizes_and_groups_are_mixed_in_one_batch(tmp_path):
 
 
 def test_a_size_is_a_view(monkeypatch):
-    model, seen = make_sorted(), []
+    model, seen = make_sorted(IDS), []
     sizes = offer_sizes(model, [0.5])
     sizes.set_rows([0.5], [4])
     attend = Pattention._attend
@@ -180,7 +168,7 @@ def test_names_that_nothing_has(tiny, asked):
 
 
 def test_a_folder_is_served_in_sizes(tmp_path):
-    make_sorted(vocab_size=256).save_pretrained(tmp_path / "sorted")
+    make_sorted(IDS, vocab_size=256).save_pretrained(tmp_path / "sorted")
     served = load_served(tmp_path / "sorted", sizes=[0.5, 1, 0.25, 0.5])
     assert served.names == ["sorted", "sorted@0.5", "sorted@0.25"]
     assert set(sizes_of(served.model).prefixes) == {0.5, 0.25}
@@ -190,7 +178,7 @@ def test_a_folder_is_served_in_sizes(tmp_path):
 
 def test_what_has_no_sizes(tmp_path):
     make_small(vocab_size=256).save_pretrained(tmp_path / "unsorted")
-    make_sorted(vocab_size=256).save_pretrained(tmp_path / "sorted")
+    make_sorted(IDS, vocab_size=256).save_pretrained(tmp_path / "sorted")
     with pytest.raises(BadRequestError, match=r"size=0.5 was given, and the tokens in .*unsorted are not sorted"):
         load_served(tmp_path / "unsorted", sizes=[0.5])
     for size in (0, 1.5, -1, float("nan")):
