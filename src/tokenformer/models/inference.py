@@ -53,11 +53,12 @@ class InferenceAttention(TokenFormerAttention):
         if any(len(layer.key_tokens) or not can_attend_integers(hidden_states, layer) for layer in layers):
             return None
         joined = [_side_by_side([getattr(layer.quantised, name) for layer in layers]) for name in BESIDE]
-        if any(each is None for each in joined):
+        found = [each for each in joined if each is not None]
+        if len(found) < len(BESIDE):
             return None
-        codes, *scales = joined
-        key_scales, value_scales = (each.view(len(layers), -1) for each in scales if each is not None)
-        integers = Integers(codes, key_scales, value_scales, [layer.quantised.value_codes for layer in layers])
+        codes, key_scales, value_scales = found
+        by_layer, values = (len(layers), -1), [layer.quantised.value_codes for layer in layers]
+        integers = Integers(codes, key_scales.view(by_layer), value_scales.view(by_layer), values)
         return attend_integers(rows, integers, torch.stack([layer.tau for layer in layers]).view(-1, 1), first.kind)
 
 
