@@ -27,6 +27,8 @@ UNCAST_TILE = 2**22
 # The packed product reads codes once for every few rows, the exact one once for all. Measured in
 # benchmarks/quantised_decoding.py.
 FEW_ROWS = {torch.int8: 4, torch.uint8: 8}
+# So many rows of int8 are multiplied one by one, by codes that the first has brought into the cache.
+FEWEST_TOGETHER = 4
 LARGEST = {torch.int8: 127, torch.uint8: 7}
 # Sums of products of two int8 stay below 2³¹.
 LONGEST_EXACT = 2**17
@@ -102,7 +104,13 @@ def in_two(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def of_two(both: Tensor, codes: Tensor) -> Tensor:
     """[2 · rows, d] and codes to [rows, n], in units of the rows."""
-    sums = [torch._int_mm(both, unpacked(tile, both.shape[1]).mT) for tile in _tiles(codes, UNCAST_TILE)]
+    # A single row is multiplied as it stands; for several the codes are brought into another order first.
+    parts = both.split(1) if len(both) <= FEWEST_TOGETHER else (both,)
+    sums = []
+    for tile in _tiles(codes, UNCAST_TILE):
+        numbers = unpacked(tile, both.shape[1]).mT
+        of_parts = [torch._int_mm(part, numbers) for part in parts]
+        sums.append(of_parts[0] if len(parts) == 1 else torch.cat(of_parts))
     left, larger = (sums[0] if len(sums) == 1 else torch.cat(sums, dim=1)).float().chunk(2)
     return torch.add(left, larger, alpha=256)
 
