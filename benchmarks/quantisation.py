@@ -1,9 +1,9 @@
-"""A trained model with tokens of eight and four bits: its loss and its size.
+"""A trained model with tokens of eight and four bits, and an output layer of eight: its loss and its size.
 
     make demo; python benchmarks/quantisation.py [--quick] [--out FOLDER]
 
-Leaves: bits per byte of the demo's last stage on its held-out text, with many rows at a time and with four, where the
-products are rounded to bf16; the size of the tokens and of the whole model, also of the preset 150m;
+Leaves: bits per byte of the demo's last stage on its held-out text, with many rows at a time and with four, where
+products of int4 are rounded to bf16; the size of the tokens and of the whole model, also of the preset 150m;
 benchmarks/results/quantisation.json. Without the demo's run in runs/demo there are only the sizes of the preset.
 """
 
@@ -26,6 +26,8 @@ RECIPE = ROOT / "recipes" / "demo.yaml"
 BLOCKS, BLOCKS_BY_TOKEN, LENGTH_BY_TOKEN = 64, 4, 64
 MOST_LOSS = {"int8": 0.5, "int4": 3.0}  # per cent
 MOST_SIZE = {"int8": 0.28, "int4": 0.17}
+# By name: to how many bits, and whether the output layer is quantised, too.
+WAYS = {"int8": ("int8", False), "int8, output layer too": ("int8", True), "int4": ("int4", False)}
 
 
 def held_out() -> Tensor:
@@ -58,13 +60,15 @@ def accuracy(model: nn.Module, blocks: Tensor) -> Iterator[Figure]:
     few = blocks[:BLOCKS_BY_TOKEN, :LENGTH_BY_TOKEN]
     before = bits_per_byte(model, blocks), bits_per_byte_by_token(model, few)
     sizes = token_bytes(model), model.get_memory_footprint()
-    for to in ("int8", "int4"):
-        quantised = quantize(copy.deepcopy(model), to)
+    for way, (to, output_layer) in WAYS.items():
+        quantised = quantize(copy.deepcopy(model), to, output_layer=output_layer)
         after = bits_per_byte(quantised, blocks), bits_per_byte_by_token(quantised, few)
         for name, old, new in zip(("", ", one token at a time"), before, after, strict=True):
             rise = 100 * (new / old - 1)
-            details = {"bits_per_byte": {"fp32": old, to: new}}
-            yield figure(f"demo, {to}{name}: more bits per byte, %", rise, at_most=MOST_LOSS[to], **details)
+            details = {"bits_per_byte": {"fp32": old, way: new}}
+            yield figure(f"demo, {way}{name}: more bits per byte, %", rise, at_most=MOST_LOSS[to], **details)
+        if output_layer:  # whose file is as large
+            continue
         ratio = token_bytes(quantised) / sizes[0]
         yield figure(f"demo, {to}: size of the tokens, of fp32", ratio, at_most=MOST_SIZE[to])
         yield figure(f"demo, {to}: size of the model, of fp32", quantised.get_memory_footprint() / sizes[1])

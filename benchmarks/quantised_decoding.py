@@ -4,7 +4,8 @@
 
 Leaves: tokens per second of `generate` with the preset 150m, for batches of 1 and 16, as ratios to the same model in
 fp32, for inference as these are and as trained, and to a GPT-NeoX of equal parameters, as it is, for inference, and
-quantised by torchao if that is installed; nothing is compiled; benchmarks/results/quantised_decoding.json.
+quantised by torchao if that is installed; nothing is compiled, which compiled_decoding.py does;
+benchmarks/results/quantised_decoding.json.
 """
 
 import copy
@@ -22,6 +23,9 @@ from tokenformer import TokenFormerConfig, for_inference, quantize
 
 PROMPT, NEW = 8, 16
 BATCHES = (1, 16)
+# What is quantised, to how many bits, and whether the output layer is, too.
+QUANTISED = {"int8": ("int8", False), "int8, output layer too": ("int8", True), "int4": ("int4", False)}
+AIM, AIMED_AT = 1.8, ("int8, output layer too", 1)
 
 
 def by_torchao(model: nn.Module) -> dict[str, nn.Module]:
@@ -47,14 +51,16 @@ def measure(options: Options) -> list[Figure]:
     new = 4 if options.quick else NEW
     models = variants(config)
     ours, others = models[AS_TRAINED], by_torchao(models[PEER])
-    models |= {to: for_inference(quantize(copy.deepcopy(ours), to)) for to in ("int8", "int4")} | others
+    for name, (to, output_layer) in QUANTISED.items():
+        models[name] = for_inference(quantize(copy.deepcopy(ours), to, output_layer=output_layer))
+    models |= others
     for batch in BATCHES:
         prompt = torch.randint(0, config.vocab_size, (batch, PROMPT))
         work = {name: partial(decode, model, prompt, new) for name, model in models.items()}
         times = in_turns(work, options.repeats, warmup=1)
         details = {"median_seconds": times.medians, "shape": shape_of(ours, batch, PROMPT + new)}
-        for to in ("int8", "int4"):
-            at_least = 1.8 if (to, batch) == ("int8", 1) else None
+        for to in QUANTISED:
+            at_least = AIM if (to, batch) == AIMED_AT else None
             what = f"decoding, batch {batch}, {to}: times as fast as"
             speedup = times.speedup(to, over=OURS)
             figures.append(figure(f"{what} fp32", speedup, at_least=at_least, **details))

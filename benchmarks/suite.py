@@ -2,7 +2,7 @@
 
 A script defines `measure(options)`, which returns figures, and calls `run(measure, __doc__)`:
 
-    python benchmarks/<name>.py [--quick] [--repeats N] [--seed N] [--out FOLDER]
+    python benchmarks/<name>.py [--quick] [--repeats N] [--processor-time] [--seed N] [--out FOLDER]
 
 Leaves: FOLDER/<name>.json (benchmarks/results unless told) with the figures and what is needed to get them again.
 """
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 import transformers
-from timing import Ratio
+from timing import Ratio, use_processor_time
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -83,6 +83,8 @@ def run(
     parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
     add_arguments(parser)
     given = parser.parse_args(argv)
+    if given.processor_time:
+        use_processor_time()
     options = Options(given.quick, given.repeats or (2 if given.quick else repeats), given.seed, given.out)
     torch.manual_seed(options.seed)
     name = Path(inspect.getfile(measure)).stem
@@ -99,6 +101,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that every script has."""
     parser.add_argument("--quick", action="store_true", help="tiny shapes, to see that it runs")
     parser.add_argument("--repeats", type=int, help="runs of each callable that is timed")
+    parser.add_argument(
+        "--processor-time", action="store_true", help="time the processor, not the wall: for one thread, among others"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of the result file")
 

@@ -22,6 +22,9 @@ from tokenformer import (
     TokenFormerForCausalLM,
     TokenFormerForImageClassification,
     TokenFormerVisionConfig,
+    pattention_layers,
+    rank_tokens,
+    sort_tokens,
 )
 
 logging.disable_progress_bar()
@@ -70,6 +73,16 @@ def make_tiny(**changes) -> TokenFormerForCausalLM:
 def make_small(**changes):
     """A language model of width 32 with few ids."""
     return make_tiny(**{**SMALL, **changes})
+
+
+def make_sorted(ids, **changes):
+    """A small model with something to rank on these ids, its tokens in that order."""
+    model = make_small(**changes)
+    with torch.no_grad():
+        for _, layer in pattention_layers(model):
+            layer.value_tokens.mul_(torch.rand(layer.num_tokens, 1) * 2)
+    sort_tokens(model, rank_tokens(model, [ids]))
+    return model.eval()
 
 
 def make_tiny_vision(**changes) -> TokenFormerForImageClassification:

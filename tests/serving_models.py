@@ -8,22 +8,27 @@ from functools import cache
 import torch
 
 from conftest import make_tiny
-from tokenformer import TokenFormerForCausalLM, add_tokens, save_tokens, use_tokens
+from tokenformer import TokenFormerForCausalLM, add_tokens, rank_tokens, save_tokens, sort_tokens, use_tokens
+from tokenformer.models.prefixes import offer_sizes
 from tokenformer.models.text import byte_tokenizer
 from tokenformer.serving import Served, Server
 
 GROUPS = ("law", "fr")
+SIZES = (0.5, 0.25)
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 
 
-def make_served(chat=True) -> Served:
-    """The tiny model as `base`, with two groups that are off unless they are named."""
+def make_served(chat=True, sizes=()) -> Served:
+    """The tiny model as `base`, with two groups that are off unless they are named, and sizes to choose from."""
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = CHAT_TEMPLATE if chat else None
-    return Served(copy.deepcopy(_model()), tokenizer, "base", GROUPS)
+    model = copy.deepcopy(_model())
+    if sizes:
+        offer_sizes(model, sizes)
+    return Served(model, tokenizer, "base", GROUPS, sizes=sizes)
 
 
 @cache
@@ -47,6 +52,7 @@ def _model() -> TokenFormerForCausalLM:
                 if f"token_groups.{name}.value_tokens" in tensor:
                     values.normal_(std=12.0, generator=generator)
     use_tokens(model)
+    sort_tokens(model, rank_tokens(model, [torch.randint(32, 127, (2, 64), generator=generator)]))
     return model
 
 
@@ -63,7 +69,7 @@ def save_served(folder) -> None:
 def greedy(served, name, prompt, new_tokens) -> str:
     """The answer by `generate`, one request at a time."""
     ids = torch.tensor([list(prompt.encode())])
-    groups = [list(served.groups_of(name)) or "__base__"]
+    groups = [list(served.choice(name).groups) or "__base__"]
     with torch.no_grad():
         out = served.model.generate(
             ids, adapter_names=groups, max_new_tokens=new_tokens, do_sample=False, pad_token_id=256

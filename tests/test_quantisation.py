@@ -23,7 +23,8 @@ from tokenformer import (
 )
 from tokenformer.pattention import integer_products as products
 from tokenformer.pattention.functional import reference
-from tokenformer.pattention.quantised import BITS, QuantisedPattention, plainly, quantise_layer
+from tokenformer.pattention.quantised import BITS, QuantisedPattention, quantise_layer
+from tokenformer.pattention.quantised_linear import plainly
 from tokenformer.training.nested import check_nested
 
 IDS = torch.randint(0, 64, (2, 12), generator=torch.Generator().manual_seed(0))

@@ -24,7 +24,8 @@ from tokenformer import (
     ungrow,
     use_tokens,
 )
-from tokenformer.pattention.quantised import BITS, plainly
+from tokenformer.pattention.quantised import BITS
+from tokenformer.pattention.quantised_linear import plainly
 
 IDS = torch.randint(0, 64, (2, 12), generator=torch.Generator().manual_seed(0))
 SMALL = {"vocab_size": 64, "hidden_size": 32, "qkv_tokens": 32, "out_tokens": 32, "ffn_tokens": 64}

@@ -14,7 +14,8 @@ from hosts import make_host
 from pages import scripts
 from tokenformer import TokenFormerQuantConfig, adopt, dequantize, grow, pattention_layers, quantize
 from tokenformer.models.loading import empty_model, read_config, read_model
-from tokenformer.pattention.quantised import BITS, plainly
+from tokenformer.pattention.quantised import BITS
+from tokenformer.pattention.quantised_linear import plainly
 
 IDS = torch.randint(0, 64, (2, 12), generator=torch.Generator().manual_seed(0))
 SMALL = {"hidden_size": 32, "qkv_tokens": 32, "out_tokens": 32, "ffn_tokens": 64}

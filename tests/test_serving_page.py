@@ -8,6 +8,7 @@ import shutil
 import time
 from importlib.resources import files
 
+import httpx
 import pytest
 
 from serving_models import greedy, make_served, running
@@ -45,6 +46,44 @@ def browser():
 
 
 @pytest.mark.docs
+def test_sizes_side_by_side(browser, tmp_path):
+    """The whole model and half of its tokens, with a group, compared on the page."""
+    served, faults = make_served(sizes=(0.5, 0.25)), []
+    with running(served) as server:
+        page = browser.new_page()
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.goto(server.address)
+        wait(page, "document.querySelectorAll('.size option').length === 6")
+        a, b = page.locator(".panel").all()
+        page.get_by_label("Compare two settings").check()
+        assert b.get_by_label("Size").locator("option").all_text_contents() == [
+            "all tokens",
+            "0.5 of the tokens",
+            "0.25 of the tokens",
+        ]
+        b.get_by_label("Size").select_option("0.5")
+        page.get_by_label("Prompt").fill("hello")
+        for names in ([], ["law"]):
+            expected = {}
+            for panel, model in ((a, "base"), (b, "base@0.5")):
+                panel.locator(".temperature").fill("0")
+                panel.locator(".tokens").fill("16")
+                for name in names:
+                    panel.get_by_label(name).check()
+                asked = {"model": ":".join([model, *names]), "prompt": "hello", "max_tokens": 16, "temperature": 0}
+                answer = httpx.post(f"{server.address}/v1/completions", json=asked, timeout=60).json()
+                expected[panel] = "hello" + answer["choices"][0]["text"]
+            assert len(set(expected.values())) == 2
+            page.get_by_role("button", name="Generate").click()
+            wait(page, "[...document.querySelectorAll('.said')].every(p => p.textContent.includes('a second'))")
+            assert {panel: panel.locator("pre").text_content() for panel in expected} == expected
+            page.screenshot(path=tmp_path / "sizes.png")
+        page.set_viewport_size({"width": 400, "height": 900})
+        assert page.evaluate(OVERFLOW) <= 0
+    assert not faults, faults
+
+
+@pytest.mark.docs
 def test_the_page_in_a_browser(browser, tmp_path):
     served, faults = make_served(), []
     expected = {name: greedy(make_served(), name, "hello", 16) for name in ("base", "base:law+fr")}
@@ -57,6 +96,7 @@ def test_the_page_in_a_browser(browser, tmp_path):
         wait(page, "document.title.startsWith('base')")
         a, b = page.locator(".panel").all()
         page.get_by_label("Compare two settings").check()
+        assert not a.locator(".size").is_visible()  # there is nothing to choose
         for panel in (a, b):
             panel.locator(".temperature").fill("0")
             panel.locator(".tokens").fill("16")

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForImageClassification
 
 from command import ended, run
-from conftest import make_small, make_tiny_vision, relative_error
+from conftest import make_small, make_sorted, make_tiny_vision, relative_error
 from tokenformer import (
     KINDS,
     BadRequestError,
@@ -34,19 +34,9 @@ from tokenformer.pattention import fused, pattention
 IDS = torch.randint(0, 64, (4, 16), generator=torch.Generator().manual_seed(0))
 
 
-def make_sorted(**changes):
-    """A model with something to rank, sorted."""
-    model = make_small(**changes)
-    with torch.no_grad():
-        for _, layer in pattention_layers(model):
-            layer.value_tokens.mul_(torch.rand(layer.num_tokens, 1) * 2)
-    sort_tokens(model, rank_tokens(model, [IDS]))
-    return model.eval()
-
-
 @pytest.mark.parametrize("kind", ["l2_gelu", "gelu_l2", "softmax"])
 def test_a_share_of_a_sorted_folder_is_the_shrunk_model(tmp_path, kind):
-    model = make_sorted(pattention_kind=kind)
+    model = make_sorted(IDS, pattention_kind=kind)
     model.save_pretrained(tmp_path)
     for share in (0.125, 0.5):
         expected = shrink(model, share, data=[IDS])
@@ -68,7 +58,7 @@ def test_a_share_of_a_sorted_folder_is_the_shrunk_model(tmp_path, kind):
 
 @pytest.mark.parametrize("max_shard_size", ["1GB", "20KB"])
 def test_no_other_rows_are_read(tmp_path, monkeypatch, max_shard_size):
-    model = make_sorted()
+    model = make_sorted(IDS)
     model.save_pretrained(tmp_path, max_shard_size=max_shard_size)
     assert (tmp_path / "model.safetensors").exists() == (max_shard_size == "1GB")
     rows, whole = {}, set()
@@ -111,7 +101,7 @@ def test_no_other_rows_are_read(tmp_path, monkeypatch, max_shard_size):
 
 
 def test_growth_appends_and_what_was_recorded_holds(tmp_path):
-    model = make_sorted()
+    model = make_sorted(IDS)
     record = copy.deepcopy(model.config.token_prefixes)
     grown = grow(model, 2)
     grown.save_pretrained(tmp_path)
@@ -131,7 +121,7 @@ def test_growth_appends_and_what_was_recorded_holds(tmp_path):
 
 
 def test_groups_and_biases_stay_whole(tmp_path):
-    model = make_sorted()
+    model = make_sorted(IDS)
     add_tokens(model, "law", num_tokens=4, where="ffn")
     nn.init.normal_(model.model.layers[0].ffn.token_groups["law"].value_tokens)
     merge_tokens(model, "law")
@@ -164,7 +154,7 @@ def test_tau_between_recorded_counts(kind):
 
 
 def test_what_is_rounded_is_said_and_what_cannot_be_is_refused(tmp_path, caplog):
-    model = make_sorted()
+    model = make_sorted(IDS)
     model.save_pretrained(tmp_path / "sorted")
     part = TokenFormerForCausalLM.from_pretrained(tmp_path / "sorted", token_fraction=0.3)
     assert part.config.num_tokens == {"qkv": 10, "out": 10, "ffn": 38}
@@ -181,7 +171,7 @@ def test_what_is_rounded_is_said_and_what_cannot_be_is_refused(tmp_path, caplog)
         AutoModelForCausalLM.from_pretrained(tmp_path / "other", token_fraction=0.5)
     with pytest.raises(BadRequestError, match="token_fraction and state_dict were given"):
         TokenFormerForCausalLM.from_pretrained(tmp_path / "sorted", token_fraction=0.5, state_dict={})
-    quantize(make_sorted()).save_pretrained(tmp_path / "integers")
+    quantize(make_sorted(IDS)).save_pretrained(tmp_path / "integers")
     with pytest.raises(BadRequestError, match="integers are quantised; load the share from the folder"):
         TokenFormerForCausalLM.from_pretrained(tmp_path / "integers", token_fraction=0.5)
     model.config.token_prefixes = {"layers.0.ffn": {"two": 1.0}}

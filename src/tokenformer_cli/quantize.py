@@ -19,6 +19,9 @@ def quantize_command(
     source: Annotated[Path, typer.Argument(metavar="MODEL", help="The model folder.")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="The model folder to make.")],
     to: Annotated[str, typer.Option(metavar="DTYPE", help="int8 or int4.")] = "int8",
+    output_layer: Annotated[
+        bool, typer.Option("--output-layer", help="Let the output layer multiply by integers: sooner, not smaller.")
+    ] = False,
     text: Annotated[Path | None, typer.Option(help="A text, for the loss before and after.")] = None,
     limit: Annotated[
         int, typer.Option(min=2, help="How many bytes of the text are read, from its beginning.")
@@ -27,8 +30,8 @@ def quantize_command(
 ) -> None:
     """Make integers of the tokens in a model folder: int8 takes a quarter of their memory, int4 an eighth.
 
-    Every key and every value has one scale. Embeddings, norms, biases and the output layer stay as they are. The new
-    model can grow and take token groups. The tokenizer is copied along.
+    Every key and every value has one scale. Embeddings, norms, biases and the output layer's weight stay as they are.
+    The new model can grow and take token groups. The tokenizer is copied along.
     """
     if to not in ("int8", "int4"):
         raise BadCommandError(f"--to {to} was given; choose int8 or int4")
@@ -37,7 +40,15 @@ def quantize_command(
 
     quiet_libraries()
     score = None if text is None else _score(source, text, limit, trust_remote_code)
-    quantise_folder(source, target, to, score=score, show=_show, trust_remote_code=trust_remote_code)
+    quantise_folder(
+        source,
+        target,
+        to,
+        output_layer=output_layer,
+        score=score,
+        show=_show,
+        trust_remote_code=trust_remote_code,
+    )
     show_summary("Quantised", {"written": str(target)})
 
 

@@ -15,6 +15,14 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 def serve_command(
     folder: Annotated[Path, typer.Argument(metavar="MODEL", help="The model folder.")],
     tokens: TokenGroups = None,
+    sizes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHARES",
+            help="Offer these shares of a sorted model's tokens, too, as names such as mine@0.5; with commas between.",
+            show_default="the whole model alone",
+        ),
+    ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Quantise the model's tokens to eight bits.")] = False,
     host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 is every network.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
@@ -44,9 +52,11 @@ def serve_command(
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API has it, with a page to try it at `/`.
 
-    Requests name the model by its folder, and a token group after a colon: `mine`, `mine:law`, `mine:law+fr`. Many
-    requests are computed together, each with its own groups. SIGTERM and Ctrl-C finish what runs, and then end.
+    Requests name the model by its folder, a size after an at sign, and token groups after a colon: `mine`, `mine@0.5`,
+    `mine:law+fr`, `mine@0.5:law`. Many requests are computed together, each in its size and with its own groups.
+    SIGTERM and Ctrl-C finish what runs, and then end.
     """
+    offered = _shares(sizes)
     if api_key is not None and not api_key.strip():
         raise BadCommandError("the API key is empty; set one, or none")
 
@@ -63,6 +73,7 @@ def serve_command(
         device=device,
         put_beside=lambda model: put_beside(model, tokens),
         int8=int8,
+        sizes=offered,
         trust_remote_code=trust_remote_code,
     )
     limits = Limits(
@@ -79,3 +90,11 @@ def serve_command(
     if host not in LOOPBACK and api_key is None:
         typer.echo("Anyone who reaches this machine can ask it: no API key is set.", err=True)
     server.run()
+
+
+def _shares(sizes: str | None) -> list[float]:
+    """`0.5,0.25` as numbers. Whether they are shares, and of what, the server's loader knows."""
+    try:
+        return [float(size) for size in sizes.split(",")] if sizes is not None else []
+    except ValueError as error:
+        raise BadCommandError(f"--sizes {sizes}: numbers are expected, for example 0.5,0.25") from error

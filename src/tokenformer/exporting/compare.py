@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import BadResultError
 from ..models.sample import HALF_TOLERANCE, evaluating, relative_difference
-from ..pattention.quantised import plainly
+from ..pattention.quantised_linear import plainly
 from .graph import Graph, Runner
 
 # Another runtime's kernels add up in another order; in half precision every step rounds.

@@ -22,7 +22,7 @@ from ..models.loading import empty_model, read_config, read_model
 from ..models.sample import checked_difference, sample_inputs, sample_output, tolerance_of
 from ..models.side_files import copy_beside_weights
 from ..pattention import default_tau
-from ..pattention.quantised import plainly
+from ..pattention.quantised_linear import plainly
 from .grow import apply_growth
 from .layer import grown_tau
 from .plan import plan_growth

@@ -9,7 +9,7 @@ Layers that want gradients, are compiled, exported or spread over devices comput
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,15 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..pattention import Pattention
 from ..pattention.inference import InferenceLinear, InferencePattention, attend, can_attend
+from ..pattention.quantised import QuantisedPattention
+from ..pattention.quantised_inference import InferenceQuantisedPattention, Integers
+from ..pattention.quantised_inference import attend as attend_integers
+from ..pattention.quantised_inference import can_attend as can_attend_integers
 from .layers import TokenFormerAttention
 
 Model = TypeVar("Model", bound=nn.Module)
+# What of query's, key's and value's integers is read as one.
+BESIDE = ("key_codes", "key_scales", "value_scales")
 
 
 class InferenceAttention(TokenFormerAttention):
@@ -27,21 +33,39 @@ class InferenceAttention(TokenFormerAttention):
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         layers = (self.query, self.key, self.value)
-        keys = _side_by_side(layers)
-        if keys is None or not can_attend(hidden_states, self.query, keys, self.query.value_tokens, None, None):
-            return TokenFormerAttention.project(self, hidden_states)
-        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-        tau = torch.stack([layer.tau for layer in layers])
-        outputs = attend(rows, keys, [layer.value_tokens for layer in layers], tau, self.query.kind)
+        outputs = self._together(hidden_states, layers) if all(map(_is_plain, layers)) else None
         if outputs is None:
             return TokenFormerAttention.project(self, hidden_states)
         query, key, value = (out.view(*hidden_states.shape[:-1], -1) for out in outputs)
         return query, key, value
 
+    def _together(self, hidden_states: Tensor, layers: Sequence[Any]) -> list[Tensor] | None:
+        """What the layers compute, or None where they have to do it one by one."""
+        first, rows = layers[0], hidden_states.reshape(-1, hidden_states.shape[-1])
+        if any(type(layer) is not type(first) or layer.kind != first.kind for layer in layers):
+            return None
+        if type(first) is InferencePattention:
+            keys = _side_by_side([layer.key_tokens for layer in layers])
+            if keys is None or not can_attend(hidden_states, first, keys, first.value_tokens, None, None):
+                return None
+            tau = torch.stack([layer.tau for layer in layers])
+            return attend(rows, keys, [layer.value_tokens for layer in layers], tau, first.kind)
+        if any(len(layer.key_tokens) or not can_attend_integers(hidden_states, layer) for layer in layers):
+            return None
+        joined = [_side_by_side([getattr(layer.quantised, name) for layer in layers]) for name in BESIDE]
+        found = [each for each in joined if each is not None]
+        if len(found) < len(BESIDE):
+            return None
+        codes, key_scales, value_scales = found
+        by_layer, values = (len(layers), -1), [layer.quantised.value_codes for layer in layers]
+        integers = Integers(codes, key_scales.view(by_layer), value_scales.view(by_layer), values)
+        return attend_integers(rows, integers, torch.stack([layer.tau for layer in layers]).view(-1, 1), first.kind)
+
 
 # The class of a layer for inference, by its own.
 CLASSES: dict[type[nn.Module], type[nn.Module]] = {
     Pattention: InferencePattention,
+    QuantisedPattention: InferenceQuantisedPattention,
     nn.Linear: InferenceLinear,
     TokenFormerAttention: InferenceAttention,
 }
@@ -53,7 +77,8 @@ def for_inference(model: Model) -> Model:
     _change_classes(model, CLASSES)
     for attention in model.modules():
         if isinstance(attention, InferenceAttention):
-            _put_side_by_side((attention.query, attention.key, attention.value))
+            for tensors in _kept_together((attention.query, attention.key, attention.value)):
+                _put_side_by_side(tensors)
     return model
 
 
@@ -61,7 +86,8 @@ def for_training(model: Model) -> Model:
     """Take `for_inference` back, and return the model. One that was not for inference stays as it is."""
     for attention in model.modules():
         if isinstance(attention, InferenceAttention):
-            _put_apart((attention.query, attention.key, attention.value))
+            for tensors in _kept_together((attention.query, attention.key, attention.value)):
+                _put_apart(tensors)
     _change_classes(model, ORDINARY)
     return model
 
@@ -88,44 +114,58 @@ def _change_classes(model: nn.Module, classes: dict[type[nn.Module], type[nn.Mod
     return changed
 
 
-def _put_side_by_side(layers: Sequence[Pattention]) -> None:
-    """Move the keys of layers into one piece of memory."""
-    keys = [layer.key_tokens for layer in layers if isinstance(layer, Pattention)]
-    alike = len({(key.shape, key.dtype, key.device) for key in keys}) == 1 and len(keys) == len(layers)
-    if not alike or any(is_traceable_wrapper_subclass(key) or key.is_meta for key in keys):
+def _kept_together(layers: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
+    """The tensors of layers that can lie side by side: their keys, and what quantised ones have in place of them."""
+    if not all(isinstance(layer, Pattention) for layer in layers):
         return
-    if len({key.untyped_storage().data_ptr() for key in keys}) < len(keys):  # tied, or there already
+    yield [layer.key_tokens for layer in layers]  # type: ignore[misc]
+    if all(isinstance(layer, QuantisedPattention) for layer in layers):
+        for name in BESIDE:
+            yield [getattr(layer.quantised, name) for layer in layers]
+
+
+def _put_side_by_side(tensors: Sequence[Tensor]) -> None:
+    """Move tensors into one piece of memory."""
+    if len({(each.shape, each.dtype, each.device) for each in tensors}) > 1 or not tensors[0].numel():
         return
-    joined = torch.cat([key.detach() for key in keys])
-    for key, place in zip(keys, joined.chunk(len(keys)), strict=True):
-        key.data = place
+    if any(is_traceable_wrapper_subclass(each) or each.is_meta for each in tensors):
+        return
+    if len({each.untyped_storage().data_ptr() for each in tensors}) < len(tensors):  # tied, or there already
+        return
+    joined = torch.cat([each.detach() for each in tensors])
+    for each, place in zip(tensors, joined.chunk(len(tensors)), strict=True):
+        each.data = place
 
 
-def _put_apart(layers: Sequence[Pattention]) -> None:
-    for layer in layers:
-        key = layer.key_tokens
-        if key.untyped_storage().nbytes() > key.nbytes:
-            key.data = key.detach().clone()
+def _put_apart(tensors: Sequence[Tensor]) -> None:
+    for each in tensors:
+        if each.untyped_storage().nbytes() > each.nbytes:
+            each.data = each.detach().clone()
 
 
-def _side_by_side(layers: Sequence[Pattention]) -> Tensor | None:
-    """The keys of all layers as one matrix, if they lie so in memory and nothing else belongs to the layers.
+def _is_plain(layer: Any) -> bool:
+    """Whether a layer computes what its tokens say and nothing else belongs to it."""
+    if type(layer) not in (InferencePattention, InferenceQuantisedPattention) or "token_groups" in layer._modules:
+        return False
+    if layer._forward_hooks or layer._forward_pre_hooks or layer.__dict__.keys() & {"forward", "_tokens"}:
+        return False
+    if layer.top_k is not None or (layer.training and layer.nested):
+        return False
+    if layer.sizes is not None and layer.sizes.parts:
+        return False
+    return layer.key_bias is None and layer.bias is None
+
+
+def _side_by_side(tensors: Sequence[Tensor]) -> Tensor | None:
+    """Tensors as one, along their first dimension, if they lie so in memory.
 
     They are asked for at every call: whatever moved a parameter, a cast or growth, has ended this.
     """
-    first, keys = layers[0].key_tokens, [layer.key_tokens for layer in layers]
+    first = tensors[0]
     size = first.numel() * first.element_size()
-    for position, (layer, key) in enumerate(zip(layers, keys, strict=True)):
-        if type(layer) is not InferencePattention or "token_groups" in layer._modules:
+    for position, each in enumerate(tensors):
+        if each.shape != first.shape or each.data_ptr() != first.data_ptr() + position * size:
             return None
-        if layer._forward_hooks or layer._forward_pre_hooks or layer.__dict__.keys() & {"forward", "_tokens"}:
-            return None
-        if layer.top_k is not None or (layer.training and layer.nested):
-            return None
-        if layer.kind != layers[0].kind or layer.key_bias is not None or layer.bias is not None:
-            return None
-        if key.shape != first.shape or key.data_ptr() != first.data_ptr() + position * size:
-            return None
-    if first.untyped_storage().nbytes() < len(keys) * size:  # neighbours by chance
+    if first.untyped_storage().nbytes() < len(tensors) * size:  # neighbours by chance
         return None
-    return first.as_strided((len(keys) * first.shape[0], first.shape[1]), first.stride())
+    return first.as_strided((len(tensors) * first.shape[0], *first.shape[1:]), first.stride())

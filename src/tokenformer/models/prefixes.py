@@ -25,6 +25,8 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cache
 
 from ..errors import BadFileError, BadRequestError
 from ..pattention import TOKENS, Pattention, default_tau, pattention_layers
+from ..pattention.module import Prefix
+from ..pattention.sizes import Sizes, offer
 from .blocks import BlockGrowth
 
 # By layer, by count: tau. JSON has words for keys.
@@ -45,6 +47,27 @@ def check_fraction(fraction: Any, given: str = "token_fraction") -> None:
     """Refuse what is not a share of the tokens."""
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
         raise BadRequestError(f"{given}={fraction!r} was given; a number above 0 and at most 1 is needed")
+
+
+def check_prefixes(config: Any, fraction: float, folder: Any, given: str = "token_fraction") -> None:
+    """Refuse a share of a model whose tokens have no order of use, or cannot be divided."""
+    check_fraction(fraction, given)
+    said = f"{given}={fraction} was given, and"
+    if not hasattr(config, "token_prefixes"):
+        raise BadRequestError(
+            f"{said} {folder} holds a {config.model_type} model that is no TokenFormer; make it smaller with "
+            "tokenformer shrink"
+        )
+    if getattr(config, "quantization_config", None) is not None:
+        raise BadRequestError(
+            f"{said} the tokens in {folder} are quantised; load the share from the folder that it was made from, and "
+            "quantize that"
+        )
+    if config.token_prefixes is None:
+        raise BadRequestError(
+            f"{said} the tokens in {folder} are not sorted; sort them: tokenformer sort MODEL OUT --text FILE, or "
+            "sort_tokens(model, rank_tokens(model, batches)) and save_pretrained"
+        )
 
 
 def prefix_count(num_tokens: int, fraction: float) -> int:
@@ -119,22 +142,7 @@ def prefix_config(config: Any, fraction: float, folder: Any, whole_taus: Mapping
 
     whole_taus: of every layer with all its tokens, as the weights have it; at birth's unless given.
     """
-    check_fraction(fraction)
-    if not hasattr(config, "token_prefixes"):
-        raise BadRequestError(
-            f"token_fraction={fraction} was given, and {folder} holds a {config.model_type} model that is no "
-            "TokenFormer; make it smaller with tokenformer shrink"
-        )
-    if getattr(config, "quantization_config", None) is not None:
-        raise BadRequestError(
-            f"token_fraction={fraction} was given, and the tokens in {folder} are quantised; load the share from the "
-            "folder that it was made from, and quantize that"
-        )
-    if config.token_prefixes is None:
-        raise BadRequestError(
-            f"token_fraction={fraction} was given, and the tokens in {folder} are not sorted; sort them: tokenformer "
-            "sort MODEL OUT --text FILE, or sort_tokens(model, rank_tokens(model, batches)) and save_pretrained"
-        )
+    check_prefixes(config, fraction, folder)
     small, before = resized(config, fraction), dict(config.num_tokens)
     after = dict(small.num_tokens)
     if after == before:
@@ -221,6 +229,20 @@ def _weight_files(folder: Any, hub: Mapping[str, Any]) -> Files:
     for name, shard in places.items():
         files.setdefault(shard, []).append(name)
     return [(str(cached_file(folder, shard, **hub)), names) for shard, names in files.items()]
+
+
+def offer_sizes(model: Any, fractions: Iterable[float]) -> Sizes:
+    """Let a model in memory compute each sequence with one of these shares of its tokens, which are views of them."""
+    base, fractions = model.base_model, list(fractions)
+    for fraction in fractions:
+        check_prefixes(base.config, fraction, "the model", "size")
+    prefixes = {fraction: dict[str, Prefix]() for fraction in fractions}
+    for name, layer in pattention_layers(base):
+        points = known_points(base.config, name, layer)
+        for fraction in fractions:
+            count = prefix_count(layer.num_tokens, fraction)
+            prefixes[fraction][name] = Prefix(count, prefix_tau(points, count, layer.kind) / layer.tau.item())
+    return offer(base, prefixes)
 
 
 def nested_points(model: nn.Module, fractions: Iterable[float]) -> dict[str, dict[int, float]]:

@@ -90,7 +90,7 @@ def attend(
     if x.shape[0] <= FEWEST_ROWS:
         weights = weigh_rows(x, key_tokens, key_bias, tau, kind, segments, mask, keep=False).weights
         if top_k is not None:
-            return _mixed(weights, value_tokens, bias, top_k)
+            return mixed(weights, value_tokens, bias, top_k)
         return _product(weights.to(value_tokens.dtype), value_tokens, bias)
     out = value_tokens.new_empty(x.shape[0], value_tokens.shape[1])
     for some in _parts(x, key_tokens):
@@ -101,10 +101,20 @@ def attend(
     return out
 
 
-def _mixed(weights: Tensor, value_tokens: Tensor, bias: Tensor | None, top_k: int) -> Tensor:
-    """The output of a few rows whose `top_k` heaviest tokens alone mix their values."""
-    if weights.shape[0] * top_k * GATHERED_COST > weights.shape[1]:
-        return _product(heaviest(weights, top_k).to(value_tokens.dtype), value_tokens, bias)
+def mixed(
+    weights: Tensor,
+    value_tokens: Tensor,
+    bias: Tensor | None,
+    top_k: int,
+    product: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None,
+) -> Tensor:
+    """The output of a few rows whose `top_k` heaviest tokens alone mix their values.
+
+    `product` is one of rows, a transposed matrix and a bias, for those that are not gathered; torch's unless given.
+    """
+    if top_k >= weights.shape[1] or weights.shape[0] * top_k * GATHERED_COST > weights.shape[1]:
+        some = heaviest(weights, top_k).to(value_tokens.dtype)
+        return (product or F.linear)(some, value_tokens.mT, bias)
     chosen = weights.abs().topk(top_k, dim=1, sorted=False).indices  # [rows, k]
     heavy = weights.gather(1, chosen).to(value_tokens.dtype)
     out = F.embedding_bag(chosen, value_tokens, per_sample_weights=heavy, mode="sum")

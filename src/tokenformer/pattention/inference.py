@@ -17,13 +17,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .functional import LARGEST_ENTRY, SMALLEST_EXPONENT, SMALLEST_RMS, wide
-from .fused import FEWEST_ROWS, IN_PLACE, LARGEST_UNSCALED, NUMBERS_AT_ONCE
+from .fused import FEWEST_ROWS, IN_PLACE, LARGEST_UNSCALED, NUMBERS_AT_ONCE, mixed
 from .module import Pattention, Tokens
 from .operator import Tensors, can_be_fast, chosen_form, keeps_nothing
 
 DTYPES = (torch.float32, torch.bfloat16)
 # Products of fewer multiplications are MKL's: a call of oneDNN takes 10 µs whatever it multiplies.
 LEAST_WORK = 2**19
+# oneDNN's GeLU takes longer to call than to compute so few numbers.
+FEW_NUMBERS = 2**12
 
 
 @cache
@@ -57,15 +59,18 @@ def attend(
     kind: str,
     key_bias: Tensor | None = None,
     bias: Tensor | None = None,
+    top_k: int | None = None,
 ) -> list[Tensor] | None:
     """Outputs [rows, d_out] of every layer for rows x [rows, d_in].
 
-    key_tokens [layers · n, d_in] has the layers one after the other, `tau` a number for each. Biases are for one layer.
+    key_tokens [layers · n, d_in] has the layers one after the other, `tau` a number for each. Biases and `top_k` are
+    for one layer.
     """
     step = max(FEWEST_ROWS, NUMBERS_AT_ONCE // key_tokens.shape[0])
+    how = (key_tokens, value_tokens, tau, kind, key_bias, bias, top_k)
     if x.shape[0] <= step:
-        return _attend(x, key_tokens, value_tokens, tau, kind, key_bias, bias)
-    parts = [_attend(some, key_tokens, value_tokens, tau, kind, key_bias, bias) for some in x.split(step)]
+        return _attend(x, *how)
+    parts = [_attend(some, *how) for some in x.split(step)]
     done = [part for part in parts if part is not None]
     return [torch.cat(outputs) for outputs in zip(*done, strict=True)] if len(done) == len(parts) else None
 
@@ -78,23 +83,45 @@ def _attend(
     kind: str,
     key_bias: Tensor | None,
     bias: Tensor | None,
+    top_k: int | None,
 ) -> list[Tensor] | None:
-    smallest, largest = x.aminmax()
-    size = max(-smallest.item(), largest.item(), 1.0 if key_bias is not None else 0.0)
+    size = largest_entry(x, key_bias)
     if not size <= LARGEST_UNSCALED:
         return None
     layers = len(value_tokens)
     scores = product(x, key_tokens, key_bias).view(x.shape[0], layers, -1)  # [rows, layers, n]
-    norm = torch.linalg.vector_norm(scores, dim=-1, keepdim=True, dtype=wide(x.dtype))  # [rows, layers, 1]
-    inverse_rms = tau.view(-1, 1) / norm
+    weights = weigh_(scores, size, tau.view(-1, 1), kind)
+    if weights is None:
+        return None
+    if top_k is not None:
+        return [mixed(weights[:, 0], value_tokens[0], bias, top_k, product)]
+    if layers == 1:
+        return [product(weights[:, 0], value_tokens[0].mT, bias)]
+    return [product(weights[:, layer].contiguous(), values.mT) for layer, values in enumerate(value_tokens)]
+
+
+def largest_entry(x: Tensor, key_bias: Tensor | None = None) -> float:
+    """Of all rows; NaN where there is one."""
+    smallest, largest = x.aminmax()
+    return max(-smallest.item(), largest.item(), 1.0 if key_bias is not None else 0.0)
+
+
+def weigh_(scores: Tensor, size: float, tau: Tensor, kind: str) -> Tensor | None:
+    """The weights in place of scores [rows, layers, n] of rows whose largest entry is `size`; None if some need care.
+
+    tau [layers, 1].
+    """
+    norm = torch.linalg.vector_norm(scores, dim=-1, keepdim=True, dtype=wide(scores.dtype))  # [rows, layers, 1]
+    inverse_rms = tau / norm
     # No row's scale is larger than this. An rms that even so is no smaller than the smallest needs no care.
     largest_scale = max(2.0**SMALLEST_EXPONENT, 2 * size / LARGEST_ENTRY)
     if not inverse_rms.max().item() * SMALLEST_RMS * largest_scale <= 1:
         return None
-    weights = IN_PLACE[kind](scores.mul_(inverse_rms))
-    if layers == 1:
-        return [product(weights[:, 0], value_tokens[0].mT, bias)]
-    return [product(weights[:, layer].contiguous(), values.mT) for layer, values in enumerate(value_tokens)]
+    scores.mul_(inverse_rms)
+    if kind == "l2_gelu" and scores.numel() <= FEW_NUMBERS and not scores.numel() % 2:
+        torch.ops.aten.gelu_(scores.view(2, -1).mT)  # torch's own, which is taken for what is transposed
+        return scores
+    return IN_PLACE[kind](scores)
 
 
 # Below, the class is named where `super()` would stand: another thread may take the class back while a call runs.
@@ -107,7 +134,8 @@ class InferencePattention(Pattention):
         outputs = None
         if tokens.mask is None and can_attend(x, self, tokens.keys, tokens.values, tokens.key_bias, self.bias):
             rows = x.reshape(-1, x.shape[-1])
-            outputs = attend(rows, tokens.keys, [tokens.values], tau, self.kind, tokens.key_bias, self.bias)
+            how = (tau, self.kind, tokens.key_bias, self.bias, self.top_k)
+            outputs = attend(rows, tokens.keys, [tokens.values], *how)
         return Pattention._attend(self, x, tokens, tau) if outputs is None else outputs[0].view(*x.shape[:-1], -1)
 
 
@@ -124,7 +152,7 @@ def can_attend(
     x: Tensor, layer: Pattention, keys: Tensor, values: Tensor, key_bias: Tensor | None, bias: Tensor | None
 ) -> bool:
     """Whether `attend` may be asked: for a kind that normalises first, in the form that is chosen by itself."""
-    if layer.kind not in IN_PLACE or layer.top_k is not None or not x.numel() or chosen_form(layer.form) != "fused":
+    if layer.kind not in IN_PLACE or not x.numel() or chosen_form(layer.form) != "fused":
         return False
     return is_plain_inference((x, keys, values, key_bias, bias))
 

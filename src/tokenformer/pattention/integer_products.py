@@ -4,10 +4,11 @@ Enters: rows x [rows, d], and codes: int8 [n, d], or uint8 [n, (d + 1) / 2] with
 the first half of a row in the lower four bits. Leaves: x · codesᵀ [rows, n] in fp32 or wider. Three forms:
 
     plain    a tile of codes at a time is cast and multiplied: the specification; everywhere, and in compiled code
-    packed   torch's products of bf16 rows with packed integers, on CPUs, for few rows and without gradients
-    exact    every row as two rows of int8, hi + lo / 254, multiplied and added up in integers, on CPUs
+    exact    every row as two rows of int8, 256 · larger + left, multiplied and added up in integers, on CPUs
+    packed   torch's products of bf16 rows with packed integers, on CPUs, for few rows and without gradients: of int4,
+             and of int8 where integers are clipped
 
-`packed` rounds rows and results to bf16, which is 1 in 256. `exact` rounds a row to 1 in 64,000 of its largest entry.
+`packed` rounds rows and results to bf16, which is 1 in 256. `exact` rounds a row to 1 in 65,000 of its largest entry.
 """
 
 from functools import cache
@@ -19,14 +20,20 @@ from torch.nn import functional as F
 
 from .functional import wide
 
-# So many codes are cast at a time: as fp32 they stay in the cache.
+# So many codes are cast at a time: as fp32 they stay in the cache. What is not cast is multiplied in larger parts; of
+# the largest matrices torch's product of integers would make a copy that does not stay there.
 TILE = 2**18
+UNCAST_TILE = 2**22
 # The packed product reads codes once for every few rows, the exact one once for all. Measured in
 # benchmarks/quantised_decoding.py.
 FEW_ROWS = {torch.int8: 4, torch.uint8: 8}
+# So many rows of int8 are multiplied one by one, by codes that the first has brought into the cache.
+FEWEST_TOGETHER = 4
 LARGEST = {torch.int8: 127, torch.uint8: 7}
 # Sums of products of two int8 stay below 2³¹.
 LONGEST_EXACT = 2**17
+# A row's largest entry, as two numbers of int8 hold it.
+FINEST = 127 * 256
 # The packed product of int8 reads whole vectors: past the end of a row whose length is no multiple of this.
 VECTOR = 16
 # Of int4: so many rows of codes belong together, and what the lengths of groups of columns may be.
@@ -53,18 +60,22 @@ def _product(x: Tensor, codes: Tensor, packed: Packed | None, plain: bool, round
     plain |= x.device.type != "cpu" or x.dtype == torch.float64 or torch.compiler.is_compiling()
     if plain or not x.numel() or not codes.numel():
         return plain_product(x, codes)
-    if rounded and x.shape[0] <= FEW_ROWS[codes.dtype]:
-        if packed is not None:
-            rows = x.to(torch.bfloat16)
-            out = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, packed.codes, packed.group, packed.scales)
-            return out.float()
-        if codes.dtype == torch.int8 and codes.shape[1] % VECTOR == 0:
-            rows = x.to(torch.bfloat16)
-            return torch.ops.aten._weight_int8pack_mm(rows, codes, rows.new_ones(len(codes))).float()
-    # torch misreads a matrix of one column that is transposed.
-    if 1 < x.shape[1] <= LONGEST_EXACT and integers_are_exact():
+    few = rounded and x.shape[0] <= FEW_ROWS[codes.dtype]
+    if few and packed is not None:
+        rows = x.to(torch.bfloat16)
+        return torch.ops.aten._weight_int4pack_mm_for_cpu(rows, packed.codes, packed.group, packed.scales).float()
+    if can_be_exact(x):
         return exact_product(x, codes)
+    if few and codes.dtype == torch.int8 and codes.shape[1] % VECTOR == 0:
+        rows = x.to(torch.bfloat16)
+        return torch.ops.aten._weight_int8pack_mm(rows, codes, rows.new_ones(len(codes))).float()
     return plain_product(x, codes)
+
+
+def can_be_exact(x: Tensor) -> bool:
+    """Whether this machine multiplies rows like these in integers without an error."""
+    # torch misreads a matrix of one column that is transposed.
+    return 1 < x.shape[-1] <= LONGEST_EXACT and integers_are_exact()
 
 
 def plain_product(x: Tensor, codes: Tensor) -> Tensor:
@@ -74,16 +85,34 @@ def plain_product(x: Tensor, codes: Tensor) -> Tensor:
 
 
 def exact_product(x: Tensor, codes: Tensor) -> Tensor:
-    """Two integer products in one: what int8 holds of a row, and what is left of it."""
-    rows = x.float()
-    unit = (rows.abs().amax(1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
-    rows = rows / unit
-    high = rows.round()
-    low = ((rows - high) * 254).round()
-    both = torch.cat([high, low]).to(torch.int8)  # [2 · rows, d]
-    sums = [torch._int_mm(both, unpacked(tile, x.shape[1]).mT) for tile in _tiles(codes)]
-    high, low = (sums[0] if len(sums) == 1 else torch.cat(sums, dim=1)).float().chunk(2)
-    return torch.add(high, low, alpha=1 / 254) * unit
+    """Two integer products in one."""
+    both, unit = in_two(x.float())
+    return of_two(both, codes).mul_(unit)
+
+
+def in_two(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows [..., rows, d] of fp32 in int8 [..., 2 · rows, d]: what is left of each of them, then the larger parts.
+
+    And the unit [..., rows, 1]: x = (256 · larger + left) · unit.
+    """
+    unit = x.abs().amax(-1, keepdim=True).div_(FINEST).clamp_(min=torch.finfo(torch.float32).tiny)
+    # From -128 to 127 is left, so that the larger part is rounded to the nearest. The lower byte then has 128 too many.
+    both = (x / unit).round_().to(torch.int16).add_(128).bitwise_xor_(128)
+    halves = both.unsqueeze(-1).view(torch.int8).movedim(-1, -3)  # [..., 2, rows, d]
+    return halves.reshape(*x.shape[:-2], -1, x.shape[-1]), unit
+
+
+def of_two(both: Tensor, codes: Tensor) -> Tensor:
+    """[2 · rows, d] and codes to [rows, n], in units of the rows."""
+    # A single row is multiplied as it stands; for several the codes are brought into another order first.
+    parts = both.split(1) if len(both) <= FEWEST_TOGETHER else (both,)
+    sums = []
+    for tile in _tiles(codes, UNCAST_TILE):
+        numbers = unpacked(tile, both.shape[1]).mT
+        of_parts = [torch._int_mm(part, numbers) for part in parts]
+        sums.append(of_parts[0] if len(parts) == 1 else torch.cat(of_parts))
+    left, larger = (sums[0] if len(sums) == 1 else torch.cat(sums, dim=1)).float().chunk(2)
+    return torch.add(left, larger, alpha=256)
 
 
 class _Product(torch.autograd.Function):
@@ -108,11 +137,12 @@ class _Product(torch.autograd.Function):
         return out.to(ctx.dtype), None, None  # type: ignore[attr-defined]
 
 
-def _tiles(codes: Tensor) -> tuple[Tensor, ...]:
-    """Some rows of codes at a time; all at once in an exported program, and what needs no cast."""
+def _tiles(codes: Tensor, uncast: int = TILE) -> tuple[Tensor, ...]:
+    """Some rows of codes at a time, more of them where int8 stay as they are; all at once in an exported program."""
     if torch.compiler.is_exporting():
         return (codes,)
-    return codes.split(max(1, TILE // max(1, codes.shape[1])))
+    size = uncast if codes.dtype == torch.int8 else TILE
+    return codes.split(max(1, size // max(1, codes.shape[1])))
 
 
 def pack_nibbles(codes: Tensor) -> Tensor:
@@ -147,4 +177,5 @@ def pack_for_cpu(codes: Tensor, columns: int) -> Packed | None:
 def integers_are_exact() -> bool:
     """Whether this machine's product of int8 is right for the largest numbers: CPUs without VNNI clip sums of two."""
     largest = torch.full((64, 256), 127, dtype=torch.int8)
-    return bool((torch._int_mm(largest[:4], largest.mT) == 127 * 127 * 256).all())
+    in_order = in_two(torch.ones(1, 2))[0].tolist() == [[0, 0], [127, 127]]  # the lower byte comes first
+    return in_order and bool((of_two(largest[:4], largest) == 257 * 127 * 127 * 256).all())

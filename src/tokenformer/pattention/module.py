@@ -1,7 +1,7 @@
 """Pattention as a layer: a drop-in for nn.Linear whose parameters are key and value tokens."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,9 @@ from torch.distributed.tensor import DTensor
 from ..errors import BadRequestError, did_you_mean
 from .functional import KINDS, default_tau, hold, token_weights
 from .operator import check_form, pattention
+
+if TYPE_CHECKING:
+    from .sizes import Sizes
 
 # What a Pattention's parameters are called that have a row for each token and a column for each channel.
 TOKENS = ("key_tokens", "value_tokens")
@@ -76,6 +79,8 @@ class Pattention(WideBuffers):
     frozen_tokens: int = 0
     top_k: int | None = None
     nested: tuple[Prefix, ...] = ()
+    sizes: "Sizes | None" = None  # for a server: sizes.py
+    size_name: str = ""
 
     def __init__(
         self,
@@ -150,6 +155,8 @@ class Pattention(WideBuffers):
             parts = zip(x.tensor_split(len(self.nested)), self.nested, strict=True)
             of_prefixes = [self._attend(rows, self._tokens(rows, p), self.tau * p.tau_factor) for rows, p in parts]
             out = torch.cat(of_prefixes)
+        elif self.sizes is not None and self.sizes.parts:
+            out = self.sizes.attend(self, x)
         else:
             out = self._attend(x, self._tokens(x), self.tau)
         groups = self._modules.get("token_groups")

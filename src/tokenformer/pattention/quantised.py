@@ -8,8 +8,6 @@ The integers never change. Tokens that the layer gets later stand behind them, i
 full precision, with no row at first; both share one normaliser.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Literal, get_args
 
@@ -26,6 +24,16 @@ Bits = Literal["int8", "int4"]
 BITS: tuple[str, ...] = get_args(Bits)
 # In which dtype the integers are kept. Those of four bits stand in pairs.
 CODES = {"int8": torch.int8, "int4": torch.uint8}
+
+
+@torch.no_grad()
+def rounded(numbers: Tensor, bits: Bits) -> tuple[Tensor, Tensor]:
+    """Numbers [n, d] as integers, int8 [n, d], with a scale for each row [n]."""
+    numbers = numbers.detach().to(wide(numbers.dtype))
+    scales = numbers.abs().amax(1) / LARGEST[CODES[bits]]
+    # A row of zeros has the scale zero, and stays one.
+    codes = numbers / torch.where(scales > 0, scales, torch.ones_like(scales)).unsqueeze(1)
+    return codes.round().to(torch.int8), scales
 
 
 class QuantisedTokens(WideBuffers):
@@ -69,7 +77,7 @@ class QuantisedTokens(WideBuffers):
     def fill(self, keys: Tensor, values: Tensor, key_bias: Tensor | None) -> None:
         """Round tokens [n, d_in] and [n, d_out]: the only place where anything is rounded."""
         self._packed = {}
-        (codes, scales), (value_codes, value_scales) = (self._rounded(tokens) for tokens in (keys, values))
+        (codes, scales), (value_codes, value_scales) = (rounded(tokens, self.bits) for tokens in (keys, values))
         self._set_codes(codes, value_codes)
         self.key_scales, self.value_scales = scales, value_scales
         if key_bias is not None:
@@ -80,13 +88,6 @@ class QuantisedTokens(WideBuffers):
         values = values.mT.contiguous()
         self.key_codes = keys if self.bits == "int8" else pack_nibbles(keys)
         self.value_codes = values if self.bits == "int8" else pack_nibbles(values)
-
-    def _rounded(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        numbers = tokens.detach().to(wide(tokens.dtype))
-        scales = numbers.abs().amax(1) / LARGEST[CODES[self.bits]]  # [n]
-        # A row of zeros has the scale zero, and stays one.
-        codes = numbers / torch.where(scales > 0, scales, torch.ones_like(scales)).unsqueeze(1)
-        return codes.round().to(torch.int8), scales
 
     @torch.no_grad()
     def append(self, keys: Tensor, values: Tensor, key_bias: Tensor | None) -> None:
@@ -262,19 +263,6 @@ def _rows_of_mask(x: Tensor, tokens: Tokens, quantised: int) -> Tensor | None:
         return None
     mask = tokens.mask.expand(*x.shape[:-1], -1).reshape(x.shape[:-1].numel(), -1)
     return torch.cat([mask.new_ones(len(mask), quantised), mask], dim=1)
-
-
-@contextmanager
-def plainly(model: nn.Module) -> Iterator[None]:
-    """Inside, quantised layers compute as the specification does, to compare models to the last digits."""
-    forms = {layer: layer.form for layer in model.modules() if isinstance(layer, QuantisedPattention)}
-    try:
-        for layer in forms:
-            layer.form = "reference"
-        yield
-    finally:
-        for layer, form in forms.items():
-            layer.form = form
 
 
 def quantise_layer(layer: Pattention, bits: Bits) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
@@ -20,7 +21,8 @@ from ..errors import BadFileError
 from ..models.loading import INTEGERS
 from ..pattention import Pattention, pattention_layers
 from ..pattention.quantised import Bits, QuantisedPattention, QuantisedTokens, become_quantised
-from .quantise import check_bits, check_quantisable, dequantise_layers, quantise_layers, quantised_parts
+from ..pattention.quantised_linear import IntegerLinear, use_integers
+from .quantise import check_bits, check_quantisable, dequantise_layers, output_layers, quantise_layers, quantised_parts
 
 
 @register_quantization_config(INTEGERS)
@@ -30,13 +32,17 @@ class TokenFormerQuantConfig(QuantizationConfigMixin):
     Args:
         dtype: int8 or int4.
         layers: of a quantised model, how many tokens of each layer are integers; filled in when it is made.
+        output_layer: whether the output layer multiplies by integers, too; as in `quantize`.
     """
 
-    def __init__(self, dtype: str = "int8", layers: Mapping[str, int] | None = None, **_: Any) -> None:
+    def __init__(
+        self, dtype: str = "int8", layers: Mapping[str, int] | None = None, output_layer: bool = False, **_: Any
+    ) -> None:
         check_bits(dtype, "TokenFormerQuantConfig")
         self.quant_method: Any = INTEGERS
         self.dtype = dtype
         self.layers = dict(layers or {})
+        self.output_layer = bool(output_layer)
 
 
 @register_quantizer(INTEGERS)
@@ -55,9 +61,13 @@ class TokenQuantizer(HfQuantizer):
             # transformers has put its mark on the model already.
             del model.hf_quantizer
             check_quantisable(model, bits)
+            outputs = output_layers(model) if self.quantization_config.output_layer else []
             quantise_layers(model, bits)
+            use_integers(*outputs)
             ((_, counts),) = quantised_parts(model)
             mark_quantised(model, bits, counts)
+        elif self.quantization_config.output_layer and isinstance(model.get_output_embeddings(), nn.Linear):
+            use_integers(model.get_output_embeddings())  # which a model without its head has not
         return model
 
     def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
@@ -83,7 +93,8 @@ class TokenQuantizer(HfQuantizer):
 
 def mark_quantised(model: Any, dtype: str, counts: Mapping[str, int]) -> None:
     """Let transformers know that a model is quantised, so that it is saved as such."""
-    config = TokenFormerQuantConfig(dtype, counts)
+    output_layer = any(isinstance(module, IntegerLinear) for module in model.modules())
+    config = TokenFormerQuantConfig(dtype, counts, output_layer)
     model.hf_quantizer = TokenQuantizer(config)
     model.config.quantization_config = config
     model.is_quantized, model.quantization_method = True, INTEGERS

@@ -18,11 +18,12 @@ from ..growth.growable import check_tokens
 from ..models import growth_records
 from ..pattention import Pattention, pattention_layers
 from ..pattention.quantised import BITS, Bits, QuantisedPattention, dequantise_layer, quantise_layer
+from ..pattention.quantised_linear import IntegerLinear, use_integers, use_numbers
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def quantize(model: Model, to: str = "int8") -> Model:
+def quantize(model: Model, to: str = "int8", *, output_layer: bool = False) -> Model:
     """Make integers of every Pattention's tokens, in place, with one scale for each key and each value.
 
     A quantised model can grow, and take and merge token groups: new tokens stand in full precision beside the old ones,
@@ -32,16 +33,30 @@ def quantize(model: Model, to: str = "int8") -> Model:
     Args:
         model: any module that contains Pattention layers.
         to: int8 or int4.
+        output_layer: let a language model's output layer multiply by integers of eight bits, too, wherever no gradient
+            is wanted. Its weight, which it may share with the embedding, stays beside them.
     """
     check_bits(to, "quantize")
     check_quantisable(model, cast(Bits, to))
+    outputs = output_layers(model) if output_layer else []
     quantise_layers(model, cast(Bits, to))
+    use_integers(*outputs)
     for part, counts in quantised_parts(model):
         # Imported when needed: load.py makes what marks a model by way of this file.
         from .load import mark_quantised
 
         mark_quantised(part, to, counts)
     return model
+
+
+def output_layers(model: nn.Module) -> list[nn.Linear]:
+    """The output layers of the language models within a module, which may be made integers."""
+    found: list[Any] = [part.get_output_embeddings() for part, _ in growth_records(model)]
+    if not found or not all(isinstance(layer, nn.Linear) for layer in found):
+        raise BadRequestError(
+            f"quantize: output_layer was given, and {type(model).__name__} has no output layer that is a linear layer"
+        )
+    return found
 
 
 def check_bits(to: str, what: str) -> None:
@@ -103,6 +118,9 @@ def dequantize(model: Model) -> Model:
     if not layers:
         raise BadRequestError(f"dequantize: {type(model).__name__} has no token that tokenformer.quantize quantised")
     dequantise_layers(layers)
+    for module in model.modules():
+        if isinstance(module, IntegerLinear):
+            use_numbers(module)
     for part, _ in growth_records(model):
         if getattr(part, "hf_quantizer", None) is not None:
             part.hf_quantizer.remove_quantization_config(part)

@@ -21,7 +21,7 @@ from ..models.loading import empty_model, read_config, read_model
 from ..models.side_files import copy_beside_weights
 from ..pattention import pattention_layers
 from ..pattention.quantised import Bits, QuantisedPattention
-from .quantise import check_bits, check_quantisable, quantize
+from .quantise import check_bits, check_quantisable, output_layers, quantize
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ def quantise_folder(
     target: str | os.PathLike,
     to: str,
     *,
+    output_layer: bool = False,
     score: Callable[[Any], float] | None = None,
     show: Callable[[FolderQuantisation], None] = lambda found: None,
     trust_remote_code: bool = False,
@@ -50,11 +51,14 @@ def quantise_folder(
     config = read_config(source, TokenFormerBaseConfig, or_adopted=True, trust_remote_code=trust_remote_code)
     if getattr(config, "quantization_config", None) is not None:
         raise BadRequestError(f"quantize: {source} is quantised already; give the folder that it was made from")
-    check_quantisable(empty_model(config), cast(Bits, to))
+    empty = empty_model(config)
+    check_quantisable(empty, cast(Bits, to))
+    if output_layer:
+        output_layers(empty)  # which may refuse
     model = read_model(source, trust_remote_code=trust_remote_code)
     before = (token_bytes(model), model.get_memory_footprint())
     first = None if score is None else score(model)
-    quantize(model, to)
+    quantize(model, to, output_layer=output_layer)
     after = (token_bytes(model), model.get_memory_footprint())
     scores = None if score is None or first is None else (first, score(model))
     found = FolderQuantisation((before[0], after[0]), (before[1], after[1]), scores)

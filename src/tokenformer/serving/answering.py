@@ -1,7 +1,7 @@
 """The jobs of one request, and what comes of them.
 
-Enters: a request that has been checked, its prompts as ids, and its token groups. Leaves: (index of the answer, text,
-reason of its end or None), as it comes. However it ends, the jobs' places are free again.
+Enters: a request that has been checked, its prompts as ids, and what it chose of the model. Leaves: (index of the
+answer, text, reason of its end or None), as it comes. However it ends, the jobs' places are free again.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from .batching import Draw
 from .engine import Engine, Job
 from .limits import Limits, bad_request
 from .metrics import Metrics
-from .models import Served
+from .models import Choice, Served
 from .requests import ChatRequest
 from .text import AnswerText
 
@@ -37,7 +37,7 @@ class Service:
 class Answering:
     """The jobs of one request, and what comes of them: (index, text, reason of the end or None), as it comes."""
 
-    def __init__(self, service: Service, asked: Any, prompts: list[list[int]], groups: tuple[str, ...]) -> None:
+    def __init__(self, service: Service, asked: Any, prompts: list[list[int]], choice: Choice) -> None:
         self.service, self.asked, self.began = service, asked, time.perf_counter()
         self.prompt_tokens, self.drawn = sum(map(len, prompts)), 0
         each = [(ids, self._room(ids)) for ids in prompts for _ in range(asked.n)]
@@ -47,7 +47,7 @@ class Answering:
         try:
             for i, (ids, room) in enumerate(each):
                 draw = Draw(asked.temperature, asked.top_p, asked.top_k, seed + i)
-                self.jobs.append(service.engine.submit(Job(ids, room, groups, draw)))
+                self.jobs.append(service.engine.submit(Job(ids, room, choice.groups, choice.size, draw)))
         except BaseException:
             self.close()
             raise

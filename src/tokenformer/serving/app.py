@@ -101,10 +101,10 @@ class App:
             raise bad_request(f"{choices} answers were asked for; at most {self.limits.choices} come in one request")
 
     async def _answer(self, request: Request, asked: Any, encode: Callable[[], list[list[int]]]) -> Response:
-        groups = self.served.groups_of(asked.model)
+        choice = self.served.choice(asked.model)
         self.engine.check_room(1)
         prompts = await asyncio.get_running_loop().run_in_executor(self._encoder, encode)
-        answering = Answering(self.service, asked, prompts, groups)
+        answering = Answering(self.service, asked, prompts, choice)
         form = answers.Form(isinstance(asked, ChatRequest), asked.model)
         if asked.stream:
             include = asked.stream_options.include_usage
@@ -116,7 +116,7 @@ class App:
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        self.served.groups_of(name)
+        self.served.choice(name)
         return JSONResponse(answers.model_card(name, self.created))
 
     async def counters(self, request: Request) -> Response:

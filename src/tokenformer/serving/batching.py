@@ -1,8 +1,8 @@
-"""What happens around each step of transformers' continuous batching: token groups by position, and sampling.
+"""What happens around each step of transformers' continuous batching: groups and sizes by position, and sampling.
 
 Enters: before a step, the requests that transformers has laid end to end, with what each asked for; after it, the
-logits of their last positions. Leaves: the model's switch, set to the groups of every position; logits whose largest is
-the token that each request draws.
+logits of their last positions. Leaves: the model, set to the groups and the size of every position; logits whose
+largest is the token that each request draws.
 
 transformers asks an object of its own kind, `ContinuousBatchingLogitsProcessorList`, at both moments, and a manager
 takes it from its attribute `logit_processor` when it starts. Ours stands there. Its own processors apply one seed to
@@ -25,6 +25,7 @@ from transformers.generation.continuous_batching.requests import FutureRequestSt
 from ..errors import BadRequestError, one_line
 from ..memory import GIB, machine_memory
 from ..pattention.groups import switch_of
+from ..pattention.sizes import sizes_of
 from .limits import Limits
 
 PAGE = 32  # positions of the cache that are given out at once
@@ -58,13 +59,13 @@ class Draw:
 class AroundSteps(ContinuousBatchingLogitsProcessorList):
     """Stands where transformers keeps its logits processors.
 
-    A request carries `draw` and `groups` among its arguments for processors.
+    A request carries `draw`, `groups` and `size` among its arguments for processors.
     """
 
     def __init__(self, model: nn.Module, always: Sequence[str]) -> None:
         super().__init__(LogitsProcessorList())
         self.do_processing = True
-        self.switch, self.always = switch_of(model), tuple(always)
+        self.switch, self.sizes, self.always = switch_of(model), sizes_of(model), tuple(always)
         self.drawing: list[Any] = []  # the requests of this step that get a token, in the order of its logits
 
     def check_kwargs(self, kwargs: dict[str, Any]) -> None:
@@ -73,9 +74,12 @@ class AroundSteps(ContinuousBatchingLogitsProcessorList):
     def prepare_tensor_args(self, requests_in_batch: list[Any], arg_storage: Tensor) -> Tensor:
         """Before a step: which request has which positions, and who draws."""
         self.drawing = [request.state for request in requests_in_batch if request.has_new_token]
+        asked = [request.state.logit_processor_kwargs for request in requests_in_batch]
+        lengths = [request.query_length for request in requests_in_batch]
         if self.switch is not None:
-            rows = [(*self.always, *request.state.logit_processor_kwargs["groups"]) for request in requests_in_batch]
-            self.switch.set_rows(rows, [request.query_length for request in requests_in_batch])
+            self.switch.set_rows([(*self.always, *one["groups"]) for one in asked], lengths)
+        if self.sizes is not None:
+            self.sizes.set_rows([one["size"] for one in asked], lengths)
         return arg_storage
 
     def __call__(self, input_ids: Any, scores: Any, logits_processor_args: Tensor) -> Any:

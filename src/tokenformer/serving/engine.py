@@ -1,6 +1,7 @@
 """The engine: requests in from the event loop, tokens out of the thread that runs the model.
 
-Enters: a `Job`: a prompt's ids, how many tokens to draw, how, and with which token groups. Leaves: its tokens, as they
+Enters: a `Job`: a prompt's ids, how many tokens to draw, how, with which token groups and with which share of the
+model's tokens. Leaves: its tokens, as they
 come, to one `async for`; who stops listening gives the place free. What is asked when every place is taken, or while
 the server drains, is refused before it begins.
 """
@@ -15,6 +16,7 @@ from typing import Any
 from transformers import PreTrainedModel
 from transformers.generation.continuous_batching import RequestStatus
 
+from ..pattention.sizes import WHOLE
 from .batching import Draw, new_manager
 from .limits import Limits, RefusalError
 
@@ -31,6 +33,7 @@ class Job:
     ids: Sequence[int]
     new_tokens: int
     groups: tuple[str, ...] = ()
+    size: float = WHOLE
     draw: Draw = field(default_factory=Draw)
 
 
@@ -95,6 +98,7 @@ class Engine:
             streaming=True,
             eos_token_id=self.stop_ids or -1,
             groups=job.groups,
+            size=job.size,
             draw=job.draw,
         )
         if added is None:
