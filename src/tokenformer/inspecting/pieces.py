@@ -13,7 +13,7 @@ from ..models.text import BYTES, as_text, encode, reads_bytes
 
 # By the first byte of a character in UTF-8, how many it has.
 LENGTHS = (((0x80, 0xC2), 0), ((0xC2, 0xE0), 2), ((0xE0, 0xF0), 3), ((0xF0, 0xF5), 4), ((0xF5, 0x100), 0))
-SIGNS = {"\n": "⏎\n", "\t": "⇥\t", "\r": "␍", "\x7f": "␡", "\u2028": "⟨U+2028⟩\n", "\u2029": "⟨U+2029⟩\n"}
+SIGNS = {"\n": "⏎\n", "\t": "⇥\t", "\u2028": "⟨U+2028⟩\n", "\u2029": "⟨U+2029⟩\n"}
 # Invisible, not assigned, half a character, or a command to whoever draws text.
 HIDDEN = ("Cc", "Cf", "Cn", "Co", "Cs")
 
@@ -33,10 +33,8 @@ def visible(text: str) -> str:
         kind = unicodedata.category(sign)
         if sign in SIGNS:
             found.append(SIGNS[sign])
-        elif sign < " ":
-            found.append(chr(0x2400 + ord(sign)))
         elif kind in HIDDEN:
-            found.append(f"⟨U+{ord(sign):04X}⟩")
+            found.append(f"⟨{ord(sign):02X}⟩" if sign < "\x80" else f"⟨U+{ord(sign):04X}⟩")
         else:
             found.append(sign)
     if found and unicodedata.combining(text[0]):
