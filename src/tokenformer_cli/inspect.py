@@ -50,7 +50,7 @@ def inspect_command(
     device: Annotated[str, typer.Option(help="Where the model runs, for example cuda.")] = "cpu",
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Write one page that shows what every parameter token does in a text: which fire where, and what they make likelier.
+    """Write one page that shows what every parameter token does in a text: where it fires, what it makes likelier.
 
     The page has at most 5 MB, needs no network and can be sent to anybody; an earlier one is replaced. With --serve it
     is live instead: tokens can be switched off or scaled, and the model's answer changes.

@@ -1,6 +1,6 @@
-"""What the card of a token says that no single position does: use, words, neighbours, age, use over the stages of a run.
+"""What the card of a token says that no single position does: use, words, neighbours, age, use in a run's stages.
 
-Enters: a subject, its reading, and which tokens are kept. Leaves: arrays with a row for each kept token, layer by layer.
+Enters: a subject, its reading, and which tokens are kept. Leaves: arrays with a row for each kept token, by layer.
 """
 
 from typing import Any
@@ -113,7 +113,7 @@ def _use_in(stage: Stage, source: Source, length: int) -> dict[str, Tensor]:
         return {}
     parts: Any = [Window({"pixel_values": source.pixels})] if isinstance(source, ImageSource) else ()
     context = getattr(stage.model.config.get_text_config(), "max_position_embeddings", None) or length
-    parts = parts or windows(source.ids, min(length, context))
+    parts = parts or windows(list(source.ids), min(length, context))
     found = token_statistics(stage.model, [window.batch for window in parts], list(stage.layers.values()))
     return {now: found[then].use.float() for now, then in stage.layers.items() if then in found}
 

@@ -29,14 +29,17 @@ class Contexts:
             if name in kept and self.index.layers.get(name) != place.num_tokens:
                 found = f"{self.index.layers[name]:,} tokens" if name in self.index.layers else "no layer of that name"
                 raise BadRequestError(
-                    f"the index in {self.index.folder} is of another model: {name} has {place.num_tokens:,} tokens, and "
-                    f"it has {found}"
+                    f"the index in {self.index.folder} is of another model: {name} has {place.num_tokens:,} tokens, "
+                    f"and it has {found}"
                 )
         return [self._of(subject, name, token) for name, chosen in kept.items() for token in chosen.tolist()]
 
     def _of(self, subject: Subject, name: str, token: int) -> list[list[str]]:
         return [
-            [_short(subject.reads, ids) for ids in (example.ids[max(0, example.at - BEFORE) : example.at], *_rest(example))]
+            [
+                _short(subject.reads, ids)
+                for ids in (example.ids[max(0, example.at - BEFORE) : example.at], *_rest(example))
+            ]
             for example in self.index.examples(name, token)[:EACH]
         ]
 

@@ -1,7 +1,7 @@
 """Arrays as text for a page: all of them in one compressed string, and a table of where each begins.
 
-Enters: numpy arrays by name. Leaves: what data.js of the page reads again: type, place and length of each, and the bytes
-by zlib and base64.
+Enters: numpy arrays by name. Leaves: what sheet.js of the page reads again: type, place and length of each, and
+the bytes by zlib and base64.
 """
 
 import base64

@@ -21,7 +21,18 @@ from ..io import naming, replace_file
 MADE_BY = "tokenformer inspect"
 STYLES = ("page.css", "parts.css")
 # In the order in which they use each other; they share one module scope.
-SCRIPTS = ("dom.js", "sheet.js", "state.js", "text.js", "position.js", "card.js", "find.js", "growth.js", "live.js", "main.js")
+SCRIPTS = (
+    "dom.js",
+    "sheet.js",
+    "state.js",
+    "text.js",
+    "position.js",
+    "card.js",
+    "find.js",
+    "growth.js",
+    "live.js",
+    "main.js",
+)
 MOST_BYTES = 5_000_000
 
 

@@ -39,7 +39,9 @@ def make_sheet(subject: Subject, source: Source, contexts: Contexts | None = Non
     if subject.before is not None:
         before = {"title": subject.before.title, "steps": subject.before.steps}
         if isinstance(source, TextSource):
-            arrays["before_bits"] = read_bits(subject.before.model, source.ids, length_of(subject.before.model, length)).numpy()
+            arrays["before_bits"] = read_bits(
+                subject.before.model, source.ids, length_of(subject.before.model, length)
+            ).numpy()
     words = sorted({int(one) for name in WORDS for one in np.unique(arrays[name])})
     return {
         "version": VERSION,
@@ -55,9 +57,15 @@ def make_sheet(subject: Subject, source: Source, contexts: Contexts | None = Non
         "pieces": source.pieces,
         "words": {one: source.label(one) for one in words},
         "layers": [
-            {"name": layer.name, "block": layer.block, "title": layer.title, "tokens": layer.tokens,
-             "writes": layer.writes, "seen": layer.name in reading.layers,
-             "new": int(subject.is_new(layer.name).sum())}
+            {
+                "name": layer.name,
+                "block": layer.block,
+                "title": layer.title,
+                "tokens": layer.tokens,
+                "writes": layer.writes,
+                "seen": layer.name in reading.layers,
+                "new": int(subject.is_new(layer.name).sum()),
+            }
             for layer in subject.layers
         ],
         "growth": subject.growth,

@@ -91,7 +91,7 @@ def text_source(subject: Subject, text: bytes, title: str, *, most: int = MOST) 
     if pieces.left_out > 0:
         what = "bytes" if source.unit == "byte" else "characters"
         source.notes.append(
-            f"Shown are the first {len(pieces.ids):,} {source.unit}s; {pieces.left_out:,} {what} after them are left out."
+            f"Shown are the first {len(pieces.ids):,} {source.unit}s; {pieces.left_out:,} {what} are left out."
         )
     return source
 
@@ -131,7 +131,13 @@ def image_source(subject: Subject, path: str | os.PathLike) -> ImageSource:
     extra = [] if getattr(config, "pooling", "cls") != "cls" else ["class token"]
     patches = [f"row {row + 1}, column {column + 1}" for row in range(rows) for column in range(columns)]
     return ImageSource(
-        pixels, [*extra, *patches], Path(path).name, dict(config.id2label or {}), rows, columns, _as_read(pixels, subject.reads)
+        pixels,
+        [*extra, *patches],
+        Path(path).name,
+        dict(config.id2label or {}),
+        rows,
+        columns,
+        _as_read(pixels, subject.reads),
     )
 
 

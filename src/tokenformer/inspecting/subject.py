@@ -154,7 +154,9 @@ def load_subject(
     for title, path in earlier_folders(folder, before):
         earlier = read_config(path, trust_remote_code=trust_remote_code)
         if type(earlier) is not type(config) or getattr(earlier, "vocab_size", 0) != getattr(config, "vocab_size", 0):
-            raise BadRequestError(f"{path} is a model of another kind or vocabulary than {folder}; give one it grew from")
+            raise BadRequestError(
+                f"{path} is a model of another kind or vocabulary than {folder}; give one it grew from"
+            )
         stage = _stage(title, read_model(path, device, auto, **options), subject)
         subject.stages.append(stage)
         if title == BEFORE or before is None:

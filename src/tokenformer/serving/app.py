@@ -14,7 +14,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from . import answers
 from .answering import Answering, Service
@@ -24,7 +24,8 @@ from .limits import Limits, RefusalError, bad_request
 from .metrics import Metrics
 from .models import Served
 from .requests import ChatRequest, CompletionRequest, parsed
-from .routes import guarded_routes, page_policy
+from .routes import NO_STORE, guarded_routes, json_response, page_policy, page_response
+
 
 class EventStream(StreamingResponse):
     """A stream that is closed when the client goes away, not when it is next collected."""
@@ -105,12 +106,7 @@ class App:
         return JSONResponse({"status": state}, status_code=200 if state == "ok" else 503)
 
     async def page(self, request: Request) -> Response:
-        return HTMLResponse(
-            self._page, headers={"Content-Security-Policy": self._policy, "Referrer-Policy": "no-referrer"}
-        )
-
-
-NO_STORE = {"Cache-Control": "no-store"}
+        return page_response(self._page, self._policy)
 
 
 async def _stream(answering: Answering, form: answers.Form, include_usage: bool) -> AsyncIterator[bytes]:
@@ -143,7 +139,7 @@ async def _whole(request: Request, answering: Answering, form: answers.Form) -> 
                 texts[index] += text
                 if reason is not None:
                     reasons[index] = reason
-        return JSONResponse(form.whole(texts, reasons, answering.usage), headers=NO_STORE)
+        return json_response(form.whole(texts, reasons, answering.usage))
 
     work = asyncio.create_task(gather())
     gone = asyncio.ensure_future(request.receive())  # after the body, only that the client has gone can come

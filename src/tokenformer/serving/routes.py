@@ -13,7 +13,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from .answers import error_body
@@ -22,6 +22,7 @@ from .guards import check_host, check_key
 from .limits import RefusalError, bad_request
 
 Handler = Callable[[Request], Awaitable[Response]]
+NO_STORE = {"Cache-Control": "no-store"}
 
 
 def guarded_routes(
@@ -58,7 +59,7 @@ def guarded_routes(
         return error_response(bad_request(message, status=error.status_code))
 
     return Starlette(
-        routes=[Route(path, guarded(path, act, needs_key), methods=[method]) for path, act, method, needs_key in routes],
+        routes=[Route(path, guarded(path, act, with_key), methods=[method]) for path, act, method, with_key in routes],
         exception_handlers={HTTPException: unknown, Exception: _unforeseen},
     )
 
@@ -67,6 +68,16 @@ def error_response(refusal: RefusalError) -> Response:
     """A refusal as the client sees it."""
     headers = {"Retry-After": "1"} if refusal.status in (429, 503) else {}
     return JSONResponse(error_body(refusal), status_code=refusal.status, headers=headers)
+
+
+def json_response(answer: Any) -> Response:
+    """An answer that nobody keeps."""
+    return JSONResponse(answer, headers=NO_STORE)
+
+
+def page_response(page: str, policy: str) -> Response:
+    """A page under its policy."""
+    return HTMLResponse(page, headers={"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer"})
 
 
 async def _unforeseen(request: Request, error: Exception) -> Response:
