@@ -27,7 +27,7 @@ from .sheet import parts_of, window_of
 from .sources import ImageSource, TextSource, text_source
 
 NEW = 24  # tokens that the text goes on for
-NEXT = 8  # words that are compared
+NEXT = 6  # words that are compared
 MOST_TEXT = 2000  # characters of a text that is typed in
 KEPT = 64  # answers of the model as it is
 

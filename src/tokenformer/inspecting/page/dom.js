@@ -16,7 +16,7 @@ function make(kind, attributes = {}, ...children) {
 
 const byId = (id) => document.getElementById(id);
 const count = (number) => number.toLocaleString("en");
-const percent = (share) => (share > 0 && share < 0.01 ? "<1 %" : `${Math.round(share * 100)} %`);
+const percent = (share) => (share >= 0.0995 || !share ? `${Math.round(share * 100)} %` : share < 0.0005 ? "<0.1 %" : `${(share * 100).toFixed(1)} %`);
 const signed = (number, digits = 2) => `${number < 0 ? "−" : "+"}${Math.abs(number).toFixed(digits)}`;
 const plural = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;
 

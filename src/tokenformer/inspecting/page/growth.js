@@ -14,7 +14,7 @@ class GrowthView {
     const named = steps.length === 1 ? `growth step ${after + 1}` : `growth steps ${after + 1} to ${growth.length}`;
     box.replaceChildren(
       make("h2", {}, "Growth"),
-      make("p", {}, "New tokens, which came with ", named, ", are marked ", make("span.id.new", {}, "so"), ". The others were there before."),
+      make("p", {}, "New tokens, which came with ", named, ", are marked ", make("span.id.new", {}, "#123"), ". The others were there before."),
       quiet(steps.join("; ")),
       ...this.losses(),
       this.shares(),

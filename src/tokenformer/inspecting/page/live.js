@@ -9,9 +9,9 @@ class LiveView {
     Object.assign(this, { box, sheet, state, openText });
     this.asked = 0; // the number of the newest request
     this.switched = make("div");
-    this.boxes = setsOf(sheet).map(({ name, title }) => {
+    this.boxes = setsOf(sheet).map(({ name, title, more }) => {
       const input = make("input", { type: "checkbox", value: name, onchange: () => this.toggleSet(name, input.checked) });
-      return { name, input, label: make("label.check", {}, input, ` without ${title}`) };
+      return { name, input, label: make("label.check", { title: more }, input, ` without ${title}`) };
     });
     this.undo = make("button", { type: "button", onclick: () => this.state.undo() }, "Undo");
     this.reset = make("button", { type: "button", onclick: () => this.state.set({ switches: [], sets: [] }) }, "All as it was");
@@ -122,11 +122,12 @@ class LiveView {
     for (const [id, share] of after.next) shares.set(id, [shares.get(id)?.[0] ?? 0, share]);
     const rows = [...shares].map(([id, [old, now]]) => make("li.two", {}, chip(sheet.word(id)),
       make("span.pair", {}, bar(old, "old"), bar(now)), make("span.number", {}, `${percent(old)} → ${percent(now)}`)));
+    const differs = before.text !== after.text;
     const parts = [section(image ? "The image is taken for" : `Expected after position ${count(this.state.chosen.at + 1)}`, quiet("Grey: as the model is. Colour: with your switches."), make("ol.bars", {}, ...rows))];
     if (!image) {
       const same = [...before.text].findIndex((sign, i) => sign !== [...after.text][i]), from = same < 0 ? after.text.length : [...after.text].slice(0, same).join("").length;
       parts.push(section("Goes on", make("h4", {}, "as the model is"), make("pre", { tabindex: 0 }, before.text),
-        make("h4", {}, "with your switches"), make("pre.after", { tabindex: 0 }, after.text.slice(0, from), make("mark", {}, after.text.slice(from)))));
+        make("h4", {}, differs ? "with your switches" : "with your switches: the same"), make("pre.after", { tabindex: 0 }, after.text.slice(0, from), from < after.text.length && make("mark", {}, after.text.slice(from)))));
     }
     return parts;
   }

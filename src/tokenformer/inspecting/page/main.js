@@ -37,6 +37,7 @@ class Page {
     this.describe();
     this.makeTabs(live);
     this.makeColours();
+    byId("help-live").hidden = !live;
     state.listen((chosen, before) => this.show(chosen, before));
     this.show(state.chosen, null);
   }
@@ -63,8 +64,11 @@ class Page {
     };
   }
 
+  // What the select offers; a link may ask for a colour or a tab that this page does not have.
   makeColours() {
     const { facts, arrays } = this.sheet, known = { surprise: true, token: true, growth: Boolean(arrays.before_bits), new: facts.growth.length > facts.new_after, change: Boolean(facts.live) && !facts.image };
+    if (!known[this.state.chosen.colour]) this.state.chosen.colour = "surprise";
+    if (!facts.live && this.state.chosen.tab === "live") this.state.chosen.tab = "position";
     byId("colour").replaceChildren(...COLOURS.filter((colour) => known[colour]).map((colour) =>
       make("option", { value: colour }, facts.image && colour === "surprise" ? "activity" : COLOUR_NAMES[colour])));
   }
@@ -138,6 +142,7 @@ class Page {
 }
 
 async function start() {
+  if (matchMedia("(max-width: 799px)").matches) byId("help").open = false;
   const facts = JSON.parse(byId("sheet").textContent), first = await Sheet.read(facts), page = new Page();
   const link = location.hash, typed = new URLSearchParams(link.replace(/^#/, "")).get("text");
   page.open(first, null, State.parse(link, first));

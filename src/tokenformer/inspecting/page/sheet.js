@@ -165,7 +165,8 @@ class Sheet {
 
   // A position as it is called in a sentence; the later bytes of a character have a number only.
   piece(position) {
-    return this.facts.pieces[position].replaceAll("\n", "") || this.word(this.arrays.ids[position]);
+    const piece = this.facts.pieces[position].replaceAll("\n", "");
+    return piece.trim() ? piece : "␣".repeat(piece.length) || this.word(this.arrays.ids[position]);
   }
 
   around(position, before = 22, after = 12) {

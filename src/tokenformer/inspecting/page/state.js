@@ -16,7 +16,7 @@ class State {
   }
 
   first() {
-    return { at: 0, layer: null, token: null, colour: "surprise", tab: "position", shown: "feed-forward", switches: [], sets: [], text: null };
+    return { at: Math.min(31, this.sheet.positions - 1), layer: null, token: null, colour: "surprise", tab: "position", shown: "feed-forward", switches: [], sets: [], text: null };
   }
 
   get row() {
@@ -99,6 +99,6 @@ class State {
 
 // The sets of tokens that can be switched off together: those of a growth step, those of a group.
 function setsOf(sheet) {
-  const steps = sheet.facts.growth.map((step, i) => ({ name: `step:${i + 1}`, title: `all tokens of growth step ${i + 1} (${step})` }));
-  return [...steps, ...sheet.facts.groups.map((group) => ({ name: `group:${group}`, title: `the token group ${group}` }))];
+  const steps = sheet.facts.growth.map((step, i) => ({ name: `step:${i + 1}`, title: `all tokens of growth step ${i + 1}`, more: step }));
+  return [...steps, ...sheet.facts.groups.map((group) => ({ name: `group:${group}`, title: `the token group ${group}`, more: null }))];
 }
