@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -55,7 +56,7 @@ def word_pieces(text=TEXT * 20):
 
 
 def subject_of(model, reads, layers=None, tmp="model"):
-    return Subject(tmp, model, reads, find_places(model, layers, "inspect"))
+    return Subject(Path(tmp), model, reads, find_places(model, layers, "inspect"))
 
 
 class TestPieces:
@@ -208,7 +209,7 @@ class TestSheet:
         assert arrays["entry_effects"].any()
         with pytest.raises(BadRequestError, match="takes an image; give --image FILE"):
             load_inspection(tmp_path / "model", prompt=b"x")
-        with pytest.raises(BadRequestError, match="half a|image"):
+        with pytest.raises(BadRequestError, match="none.png does not exist"):
             load_inspection(tmp_path / "model", image=tmp_path / "none.png")
 
 
@@ -228,9 +229,7 @@ class TestPage:
         source = text_source(inspection.subject, HOSTILE.encode(), HOSTILE)
         page = make_page({**inspection.sheet, "pieces": source.pieces, "of": HOSTILE, "model": {"name": HOSTILE}})
         assert page.count("<script") == page.count("</script") == 2
-        assert "onerror" not in re.sub(r'<script type="application/json".*?</script>', "", page).replace("&", "") or (
-            "&lt;img" in page
-        )
+        assert "<img" not in page
         assert json.loads(re.search(r'id="sheet">(.*?)</script>', page, re.DOTALL).group(1))["of"] == HOSTILE
 
     def test_it_asks_nobody(self, inspection):
@@ -246,7 +245,7 @@ class TestPage:
         source, sheet, page = fitting(inspection.subject, inspection.source, most=whole - 10_000)
         assert len(page.encode()) <= whole - 10_000
         assert len(sheet["pieces"]) == len(source.ids) < len(inspection.source.ids)
-        assert f"first {len(source.ids):,} of {len(inspection.source.ids):,} bytes" in sheet["notes"][0]
+        assert f"first {len(source.ids):,} bytes of {len(inspection.source.ids):,}: a page has" in sheet["notes"][0]
         with pytest.raises(BadRequestError, match="choose fewer layers"):
             fitting(inspection.subject, inspection.source, most=1000)
 

@@ -21,23 +21,29 @@ from .pieces import check_not_empty, cut_into_pieces, label
 from .subject import Subject
 
 MOST = 16_384  # positions of a text
+MOST_BYTES_EACH = 16  # that are read of a file
 PICTURE = 448  # pixels of the longer side, as it is shown
 SHOWN_TITLE = 60
 
 
 @dataclass
 class TextSource:
-    """A text that is read. notes: what the reader of the page is told, such as what was left out."""
+    """A text that is read, or the beginning of one. whole: what it is the beginning of, empty if all of it is here."""
 
     ids: list[int]
     pieces: list[str]
     title: str
     tokenizer: Any
-    notes: list[str] = field(default_factory=list)
+    whole: str = ""
 
     @property
     def unit(self) -> str:
         return "byte" if reads_bytes(self.tokenizer) else "token"
+
+    @property
+    def notes(self) -> list[str]:
+        """What the reader of the page is told."""
+        return [f"Shown are the first {len(self.ids):,} {self.unit}s of {self.whole}."] if self.whole else []
 
     def label(self, token: int) -> str:
         """An entry of the vocabulary."""
@@ -45,8 +51,8 @@ class TextSource:
 
     def shorter(self, most: int) -> "TextSource":
         """Its beginning."""
-        note = f"Shown are the first {most:,} of {len(self.ids):,} {self.unit}s: a page has at most 5 MB."
-        return TextSource(self.ids[:most], self.pieces[:most], self.title, self.tokenizer, [note])
+        whole = self.whole or f"{len(self.ids):,}: a page has at most 5 MB"
+        return TextSource(self.ids[:most], self.pieces[:most], self.title, self.tokenizer, whole)
 
 
 @dataclass
@@ -83,17 +89,12 @@ class ImageSource:
 Source = TextSource | ImageSource
 
 
-def text_source(subject: Subject, text: bytes, title: str, *, most: int = MOST) -> TextSource:
+def text_source(subject: Subject, text: bytes, title: str) -> TextSource:
     """A text, cut off where no page could hold more."""
-    pieces = cut_into_pieces(subject.reads, text, subject.vocab_size, most)
+    pieces = cut_into_pieces(subject.reads, text, subject.vocab_size, MOST)
     check_not_empty(pieces, title)
-    source = TextSource(pieces.ids, pieces.shown, title, subject.reads)
-    if pieces.left_out > 0:
-        what = "bytes" if source.unit == "byte" else "characters"
-        source.notes.append(
-            f"Shown are the first {len(pieces.ids):,} {source.unit}s; {pieces.left_out:,} {what} are left out."
-        )
-    return source
+    whole = f"{len(text):,} bytes of text" if pieces.left_out > 0 else ""
+    return TextSource(pieces.ids, pieces.shown, title, subject.reads, whole)
 
 
 def text_file(subject: Subject, path: str | os.PathLike) -> TextSource:
@@ -101,7 +102,7 @@ def text_file(subject: Subject, path: str | os.PathLike) -> TextSource:
     path = existing_file(path)
     try:
         with path.open("rb") as file:
-            text = file.read(MOST * 16)
+            text = file.read(MOST * MOST_BYTES_EACH)
     except OSError as error:
         raise BadRequestError(f"{path} cannot be read: {error.strerror or error}") from error
     whole = path.stat().st_size
@@ -109,7 +110,7 @@ def text_file(subject: Subject, path: str | os.PathLike) -> TextSource:
         text = text[:-1]  # half a character
     source = text_source(subject, text, path.name)
     if whole > len(text):
-        source.notes = [f"Shown are the first {len(source.ids):,} {source.unit}s of a file of {whole:,} bytes."]
+        source.whole = f"a file of {whole:,} bytes"
     return source
 
 
