@@ -105,8 +105,8 @@ def test_arrays_come_back():
 
 def dense(sheet, arrays, layer):
     """The weights of a layer's entries, [tokens with a card, positions], NaN where there is none; and their ids."""
-    first = arrays["token_counts"][:layer].sum()
-    rows = np.arange(first, first + arrays["token_counts"][layer])
+    first = int(arrays["token_counts"][:layer].sum())
+    rows = np.arange(first, first + int(arrays["token_counts"][layer]))
     starts = np.concatenate([[0], arrays["entry_counts"].cumsum()])
     found = np.full((len(rows), len(sheet["pieces"])), np.nan)
     for i, row in enumerate(rows):
