@@ -107,7 +107,7 @@ def dense(sheet, arrays, layer):
     """The weights of a layer's entries, [tokens with a card, positions], NaN where there is none; and their ids."""
     first = int(arrays["token_counts"][:layer].sum())
     rows = np.arange(first, first + int(arrays["token_counts"][layer]))
-    starts = np.concatenate([[0], arrays["entry_counts"].cumsum()])
+    starts = np.concatenate([[0], arrays["entry_counts"].astype(int).cumsum()])
     found = np.full((len(rows), len(sheet["pieces"])), np.nan)
     for i, row in enumerate(rows):
         entries = slice(starts[row], starts[row + 1])
