@@ -145,18 +145,26 @@ class TestSheet:
 
     def test_growth_is_told_apart(self, inspection):
         sheet, arrays = inspection.sheet, unpack(inspection.sheet["arrays"])
-        assert (sheet["stages"], sheet["before"], sheet["new_after"]) == (["stage 1"], {"title": "stage 1", "steps": 0}, 0)
+        assert (sheet["stages"], sheet["before"], sheet["new_after"]) == (
+            ["stage 1"],
+            {"title": "stage 1", "steps": 0},
+            0,
+        )
         assert len(sheet["growth"]) == 1
         assert "ffn" in sheet["growth"][0]
         for layer in sheet["layers"]:
             assert layer["new"] == layer["tokens"] // 2
-        old = arrays["token_ids"] < np.repeat([layer["tokens"] // 2 for layer in sheet["layers"]], arrays["token_counts"])
+        old = arrays["token_ids"] < np.repeat(
+            [layer["tokens"] // 2 for layer in sheet["layers"]], arrays["token_counts"]
+        )
         assert (arrays["ages"] == np.where(old, 0, 1)).all()
         use = arrays["stage_use"].reshape(-1, 2)
         assert (use[~old, 0] == 0).all()
         assert use[old, 0].mean() > 0
         before = inspection.subject.before.model
-        np.testing.assert_allclose(arrays["before_bits"][1:], read_bits(before, inspection.source.ids, 256)[1:], rtol=1e-4)
+        np.testing.assert_allclose(
+            arrays["before_bits"][1:], read_bits(before, inspection.source.ids, 256)[1:], rtol=1e-4
+        )
         assert 0 < arrays["new_shares"].mean() < 255
 
     def test_a_text_longer_than_the_context(self):
@@ -300,7 +308,9 @@ class TestCommand:
     def test_contexts_of_an_index(self, folder, tmp_path):
         pytest.importorskip("pyarrow")
         (tmp_path / "text.txt").write_text(TEXT)
-        out = CliRunner().invoke(app, ["index", str(folder), str(tmp_path / "index"), "--text", str(tmp_path / "text.txt")])
+        out = CliRunner().invoke(
+            app, ["index", str(folder), str(tmp_path / "index"), "--text", str(tmp_path / "text.txt")]
+        )
         assert out.exit_code == 0, out.output
         found = load_inspection(folder, prompt=b"to be or not", index=tmp_path / "index")
         contexts = found.sheet["index"]

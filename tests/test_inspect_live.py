@@ -62,7 +62,9 @@ def test_a_growth_step_can_be_switched_off(live):
     new = {name: (ages == 1).nonzero().flatten().tolist() for name, ages in live.subject.ages.items()}
     with ablate(model, new):
         expected = shares(model, IDS).topk(6).values.tolist()
-    assert [share for _, share in live.answer(IDS, [], ["step:1"])["after"]["next"]] == pytest.approx(expected, abs=1e-4)
+    assert [share for _, share in live.answer(IDS, [], ["step:1"])["after"]["next"]] == pytest.approx(
+        expected, abs=1e-4
+    )
     change = live.change(IDS, [], ["step:1"])["change"]
     assert len(change) == len(IDS)
     assert change[0] == 0
@@ -88,7 +90,9 @@ def test_the_weights_of_a_token_and_another_text(live, address):
     answer = httpx.post(f"{address}/api/answer", json={"ids": IDS, "switches": [[4, 3, None]]}, timeout=60)
     assert answer.status_code == 200
     assert answer.headers["cache-control"] == "no-store"
-    assert answer.json()["after"]["next"] == json.loads(json.dumps(live.answer(IDS, [(4, 3, None)], [])["after"]["next"]))
+    assert answer.json()["after"]["next"] == json.loads(
+        json.dumps(live.answer(IDS, [(4, 3, None)], [])["after"]["next"])
+    )
 
 
 def test_the_page_is_served_under_its_policy(address):
@@ -120,7 +124,9 @@ def test_the_page_is_served_under_its_policy(address):
 )
 def test_a_wrong_request_is_refused_in_one_line(address, path, body, said):
     content = json.dumps(body)
-    answer = httpx.post(f"{address}/api/{path}", content=content, headers={"content-type": "application/json"}, timeout=60)
+    answer = httpx.post(
+        f"{address}/api/{path}", content=content, headers={"content-type": "application/json"}, timeout=60
+    )
     message = answer.json()["error"]["message"]
     assert answer.status_code == 400
     assert said in message
@@ -131,7 +137,9 @@ def test_other_origins_are_kept_out(address):
     body = json.dumps({"ids": IDS})
     json_type = {"content-type": "application/json"}
     assert httpx.post(f"{address}/api/answer", content=body, headers={"content-type": "text/plain"}).status_code == 415
-    assert httpx.post(f"{address}/api/answer", content=body, headers={**json_type, "host": "evil.org"}).status_code == 403
+    assert (
+        httpx.post(f"{address}/api/answer", content=body, headers={**json_type, "host": "evil.org"}).status_code == 403
+    )
     assert httpx.get(address, headers={"host": "evil.org"}).status_code == 403
     assert httpx.get(f"{address}/api/answer").status_code == 405
     assert httpx.get(f"{address}/other").status_code == 404

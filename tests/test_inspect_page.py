@@ -210,7 +210,9 @@ def test_hostile_text_is_shown_and_never_run(opened, folder, tmp_path):
     page.get_by_label("Search for").fill("<script>")
     assert page.locator("#find .place").count() == 1
     assert "run" not in page.title()
-    hostile = page.url.partition("#")[0] + "#at=99999999&token=1e9.<b>&colour=<script>&tab=live&switched=0.0x1e999&without=x"
+    hostile = (
+        page.url.partition("#")[0] + "#at=99999999&token=1e9.<b>&colour=<script>&tab=live&switched=0.0x1e999&without=x"
+    )
     page.goto("about:blank")
     page.goto(hostile)
     wait(page, READY)
