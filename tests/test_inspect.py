@@ -217,7 +217,7 @@ class TestSheet:
         assert arrays["entry_effects"].any()
         with pytest.raises(BadRequestError, match="takes an image; give --image FILE"):
             load_inspection(tmp_path / "model", prompt=b"x")
-        with pytest.raises(BadRequestError, match="none.png does not exist"):
+        with pytest.raises(BadRequestError, match=r"none\.png does not exist"):
             load_inspection(tmp_path / "model", image=tmp_path / "none.png")
 
 
