@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from tokenformer import pattention_layers, sort_tokens
-from tokenformer.growth.plan import Growth
+from tokenformer.growth.step import Growth
 from tokenformer.models import prefixes
 from tokenformer.models.language import top_k_tokens
 from tokenformer.models.loading import read_model

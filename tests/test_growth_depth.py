@@ -21,7 +21,7 @@ from tokenformer import (
     parameter_groups,
     plan_growth,
 )
-from tokenformer.growth.plan import Growth
+from tokenformer.growth.step import Growth
 from tokenformer.models.blocks import HOST_BLOCKS, BlockGrowth
 from tokenformer.models.card import growth_steps
 from tokenformer.training.held_rows import FrozenRows, NewTokenWarmup

@@ -2,8 +2,9 @@
 
 from .grow import apply_growth, grow
 from .optimizer import grow_optimizer
-from .plan import METHODS, Growth, LayerGrowth, plan_growth
+from .plan import plan_growth
 from .rates import parameter_groups
+from .step import METHODS, Growth, LayerGrowth
 from .ungrow import ungrow
 
 __all__ = [

@@ -15,7 +15,7 @@ from ..models import growth_records
 from ..models.adopted import blocks_of
 from ..pattention.groups import layers_with_groups, take_away
 from .layer import fill_normal, random_stream, rms
-from .plan import Growth
+from .step import Growth
 
 
 @torch.no_grad()

@@ -12,8 +12,10 @@ from ..errors import BadRequestError
 from ..models.kept_groups import check_kept, give_methods, keep_group
 from ..pattention import pattention_layers
 from ..pattention.groups import Switch, TokenGroup, add_group, switch_of
+from .growable import check_growable
 from .layer import fill_normal, random_stream
-from .plan import GroupGrowth, Growth, check_growable, find_config, layers_called
+from .plan import find_config, layers_called
+from .step import GroupGrowth, Growth
 
 
 def plan_group(model: nn.Module, name: str, num_tokens: Mapping[str, int], *, seed: int = 0) -> Growth:

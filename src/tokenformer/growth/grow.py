@@ -22,9 +22,11 @@ from ..pattention import pattention_layers
 from .depth import grow_depth
 from .group import as_group as group_growth
 from .group import grow_group
+from .growable import check_growable
 from .layer import grow_layer
 from .optimizer import check_optimizer, grow_optimizer
-from .plan import Growth, check_growable, plan_growth
+from .plan import plan_growth
+from .step import Growth
 from .ungrow import mark
 
 Model = TypeVar("Model", bound=nn.Module)

@@ -25,7 +25,8 @@ from ..pattention import default_tau
 from ..pattention.quantised import plainly
 from .grow import apply_growth
 from .layer import grown_tau
-from .plan import LayerGrowth, plan_growth
+from .plan import plan_growth
+from .step import LayerGrowth
 
 
 @dataclass(frozen=True)

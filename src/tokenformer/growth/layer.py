@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..pattention import Pattention, default_tau
-from .plan import Growth, LayerGrowth
+from .step import Growth, LayerGrowth
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadRequestError
-from .plan import Growth, LayerGrowth
+from .step import Growth, LayerGrowth
 
 Moment = Literal["first", "second"]
 # The names under which optimizers keep their moments: torch's, transformers' and those that follow them.

@@ -17,8 +17,9 @@ from ..errors import BadRequestError, did_you_mean
 from ..models import growth_records
 from ..pattention import pattention_layers
 from .moments import FOLLOWING, MOMENTS, Moment, Rule, copied_state, grown_state, moments_of, rules_for
-from .plan import REARRANGING, DepthGrowth, Growth, LayerGrowth, find_stack, key_size
+from .plan import find_stack, key_size
 from .rates import rates_follow
+from .step import REARRANGING, DepthGrowth, Growth, LayerGrowth
 
 
 def grow_optimizer(

@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 from ..errors import BadRequestError, did_you_mean
 from ..models import TokenFormerBaseConfig
 from ..pattention import pattention_layers
-from .plan import Growth, find_config, layers_called
+from .plan import find_config, layers_called
+from .step import Growth
 
 # The key of a parameter group of value tokens, whose rate follows their number.
 BY_TOKENS = "rate_by_tokens"

@@ -25,7 +25,8 @@ from ..models.prefixes import before_growth
 from ..pattention import Pattention, pattention_layers
 from ..pattention.groups import layers_with_groups
 from .layer import replace_data
-from .plan import REARRANGING, LayerGrowth, find_stack, key_size
+from .plan import find_stack, key_size
+from .step import REARRANGING, LayerGrowth
 
 Model = TypeVar("Model", bound=nn.Module)
 # Integers as wide as numbers of so many bytes.

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..growth.plan import REARRANGING
+from ..growth.step import REARRANGING
 from ..models import TokenFormerBaseConfig, growth_records
 from ..models.blocks import BlockGrowth
 from .places import Layers, Place, bare, find_places

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ..errors import BadRequestError, did_you_mean
-from ..growth.plan import check_tokens
+from ..growth.growable import check_tokens
 from ..models import growth_records
 from ..pattention import Pattention, pattention_layers
 from ..pattention.quantised import BITS, Bits, QuantisedPattention, dequantise_layer, quantise_layer

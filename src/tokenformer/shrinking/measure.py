@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadFileError, BadRequestError
-from ..growth.plan import check_growable
+from ..growth.growable import check_growable
 from ..models.sample import evaluating
 from ..pattention import Pattention, pattention_layers
 from ..pattention.functional import normaliser, rectify, token_scores, weigh

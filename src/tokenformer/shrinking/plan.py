@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadRequestError, did_you_mean
-from ..growth.plan import REARRANGING, Growth, LayerGrowth, find_config, layers_called
+from ..growth.plan import find_config, layers_called
+from ..growth.step import REARRANGING, Growth, LayerGrowth
 from ..models import Adopted, growth_records
 from ..pattention import Pattention, pattention_layers
 from .measure import Use

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from ..errors import BadRequestError
 from ..growth.layer import grown_tau, kept_rows
-from ..growth.plan import Growth, find_config, key_size
+from ..growth.plan import find_config, key_size
+from ..growth.step import Growth
 from ..pattention import pattention_layers
 from .measure import Batch, Use, mean_loss
 from .plan import ballast_of, plan_shrink, share_of

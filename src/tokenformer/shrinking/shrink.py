@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 
 from ..errors import BadRequestError
 from ..growth.grow import apply_growth
-from ..growth.plan import Growth, check_growable
+from ..growth.growable import check_growable
+from ..growth.step import Growth
 from ..models import TokenFormerBaseConfig, growth_records
 from ..models.prefixes import SHARES, prefix_count, record_taus
 from ..pattention import pattention_layers

@@ -19,7 +19,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..errors import BadRequestError
 from ..growth.grow import apply_growth
-from ..growth.plan import Growth, check_growable
+from ..growth.growable import check_growable
+from ..growth.step import Growth
 from ..io import check_new, check_outside, existing_file, write_new
 from ..models import TokenFormerBaseConfig, TokenFormerVisionConfig
 from ..models.loading import empty_model, read_config, read_model

@@ -16,7 +16,7 @@ from transformers.training_args import OptimizerNames
 from typing_extensions import Self
 
 from ..data.base import ONLY_FOR_IMAGES, ONLY_FOR_TEXT
-from ..growth.plan import Method
+from ..growth.step import Method
 from ..models import TokenFormerConfig, TokenFormerVisionConfig
 from ..models.blocks import NewBlocks, NewBlocksAt
 from ..schema import (
