@@ -90,12 +90,8 @@ class Live:
         """The sheet of another text."""
         if isinstance(self.inspection.source, ImageSource):
             raise BadRequestError("text: this model takes images; start the server with another --image")
-        try:
-            content = text.encode()
-        except UnicodeEncodeError:  # JSON can spell half a character
-            raise BadRequestError("text: it has half a character; send whole ones") from None
         with self.lock:
-            source = text_source(self.subject, content, "the text that was typed in")
+            source = text_source(self.subject, text.encode(), "the text that was typed in")
             return fitting(self.subject, source, self.inspection.contexts)[1]
 
     def _said(self, ids: Sequence[int]) -> dict[str, Any]:
