@@ -27,7 +27,7 @@ SITE = ROOT / "build" / "docs" / "site"
 WIDTHS = (400, 1200)
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 BROKEN_PICTURES = "[...document.images].filter(i => !(i.complete && i.naturalWidth)).map(i => i.src)"
-PARTS = ("cost", "data.images", "data.text", "evaluation", "planning", "report", "serving", "training")
+PARTS = ("cost", "data.images", "data.text", "evaluation", "inspecting", "planning", "report", "serving", "training")
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 

@@ -33,6 +33,7 @@ ROOMS = [
     "groups",
     "inside",
     "serving",
+    "inspecting",
     "integrations",
     "exporting",
     "data",

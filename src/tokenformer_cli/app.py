@@ -14,6 +14,7 @@ from . import (
     grow,
     index,
     info,
+    inspect,
     official,
     plan,
     prepare,
@@ -42,6 +43,7 @@ app.add_typer(quantize.commands)
 app.add_typer(adopt.commands)
 app.add_typer(adapt.commands)
 app.add_typer(index.commands)
+app.add_typer(inspect.commands)
 app.add_typer(info.commands)
 app.add_typer(export.commands)
 app.add_typer(official.commands)

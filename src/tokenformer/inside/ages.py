@@ -73,3 +73,26 @@ def _origin(blocks: Mapping[str, Any], block: int) -> tuple[int, bool]:
 
 def _joined(known: list[tuple[int, int]]) -> Tensor:
     return torch.cat([torch.full((count,), age) for count, age in reversed(known)])
+
+
+def earlier_layer(model: nn.Module, name: str, steps: int) -> str | None:
+    """What a layer was called after so many growth steps of its model; None if it was not there, or nothing is known.
+
+    Growth in depth puts new blocks between old ones, which then have other numbers.
+    """
+    model, names = bare(model), {id(module): name for name, module in bare(model).named_modules()}
+    for part, record in growth_records(model):
+        if not isinstance(record, TokenFormerBaseConfig):
+            continue
+        stack = f"{names[id(part.base_model)]}.{record.blocks.stack}.".removeprefix(".")
+        number, _, rest = name.removeprefix(stack).partition(".")
+        if not name.startswith(stack) or not number.isdecimal():
+            return name
+        block = int(number)
+        for step in reversed((record.growth_history or [])[steps:]):
+            if "blocks" in step:
+                block, is_new = _origin(step["blocks"], block)
+                if is_new:
+                    return None
+        return f"{stack}{block}.{rest}"
+    return None

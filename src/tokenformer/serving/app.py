@@ -5,32 +5,26 @@ a client that goes away takes its jobs with it.
 """
 
 import asyncio
-import base64
-import hashlib
-import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from importlib.resources import files
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from . import answers
 from .answering import Answering, Service
 from .engine import Engine, GenerationError
-from .guards import LOCAL, check_host, check_key, read_json
+from .guards import LOCAL, read_json
 from .limits import Limits, RefusalError, bad_request
 from .metrics import Metrics
 from .models import Served
 from .requests import ChatRequest, CompletionRequest, parsed
-
-Handler = Callable[[Request], Awaitable[Response]]
+from .routes import NO_STORE, guarded_routes, json_response, page_policy, page_response
 
 
 class EventStream(StreamingResponse):
@@ -50,7 +44,8 @@ class App:
         self.hosts = LOCAL if local else ()
         self.metrics, self.created = Metrics(engine), int(time.time())
         self.service = Service(served, engine, limits, self.metrics)
-        self._page, self._policy = _page()
+        self._page = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
+        self._policy = page_policy(self._page)
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="encoder")  # tokenizers take one thread at a time
 
     def asgi(self) -> Starlette:
@@ -64,26 +59,10 @@ class App:
             ("/health", self.health, "GET", False),
             ("/", self.page, "GET", False),
         ]
-        return Starlette(
-            routes=[Route(path, self._guarded(path, act, key), methods=[method]) for path, act, method, key in routes],
-            exception_handlers={HTTPException: _unknown_route, Exception: _unforeseen},
-        )
+        return guarded_routes(routes, self.hosts, self.key, self._counted, "GET /v1/models and docs/serving.md")
 
-    def _guarded(self, path: str, act: Handler, needs_key: bool) -> Handler:
-        async def guarded(request: Request) -> Response:
-            try:
-                check_host(request, self.hosts)
-                if needs_key:
-                    check_key(request, self.key)
-                response = await act(request)
-            except RefusalError as refusal:
-                response = _error(refusal)
-            except GenerationError as error:
-                response = _error(RefusalError(500, "server_error", str(error)))
-            self.metrics.requests.labels(path, response.status_code).inc()
-            return response
-
-        return guarded
+    def _counted(self, path: str, status: int) -> None:
+        self.metrics.requests.labels(path, status).inc()
 
     async def completions(self, request: Request) -> Response:
         asked = parsed(CompletionRequest, await read_json(request, self.limits))
@@ -127,12 +106,7 @@ class App:
         return JSONResponse({"status": state}, status_code=200 if state == "ok" else 503)
 
     async def page(self, request: Request) -> Response:
-        return HTMLResponse(
-            self._page, headers={"Content-Security-Policy": self._policy, "Referrer-Policy": "no-referrer"}
-        )
-
-
-NO_STORE = {"Cache-Control": "no-store"}
+        return page_response(self._page, self._policy)
 
 
 async def _stream(answering: Answering, form: answers.Form, include_usage: bool) -> AsyncIterator[bytes]:
@@ -165,7 +139,7 @@ async def _whole(request: Request, answering: Answering, form: answers.Form) -> 
                 texts[index] += text
                 if reason is not None:
                     reasons[index] = reason
-        return JSONResponse(form.whole(texts, reasons, answering.usage), headers=NO_STORE)
+        return json_response(form.whole(texts, reasons, answering.usage))
 
     work = asyncio.create_task(gather())
     gone = asyncio.ensure_future(request.receive())  # after the body, only that the client has gone can come
@@ -180,31 +154,3 @@ async def _whole(request: Request, answering: Answering, form: answers.Form) -> 
             with suppress(asyncio.CancelledError, Exception):
                 await task
         answering.close()
-
-
-def _error(refusal: RefusalError) -> Response:
-    headers = {"Retry-After": "1"} if refusal.status in (429, 503) else {}
-    return JSONResponse(answers.error_body(refusal), status_code=refusal.status, headers=headers)
-
-
-async def _unknown_route(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path[:100]} is not known here; see GET /v1/models and docs/serving.md"
-    return _error(bad_request(message, status=error.status_code))
-
-
-async def _unforeseen(request: Request, error: Exception) -> Response:
-    return _error(RefusalError(500, "server_error", "the server failed on this request; its log says why"))
-
-
-def _page() -> tuple[str, str]:
-    """The page, and a policy under which only its own script and style count, and only this server is asked."""
-    page = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-    sources = []
-    for tag in ("script", "style"):
-        found = re.search(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
-        assert found is not None
-        digest = base64.b64encode(hashlib.sha256(found.group(1).encode()).digest()).decode()
-        sources.append(f"{tag}-src 'sha256-{digest}'")
-    allowed = ["connect-src 'self'", "img-src data:", *sources, "form-action 'none'", "base-uri 'none'"]
-    return page, "; ".join(["default-src 'none'", *allowed])

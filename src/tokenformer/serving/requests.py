@@ -5,7 +5,7 @@ refusal that names the field. What OpenAI's interface has and this server does n
 nothing: to answer as if it had been done would be wrong in silence.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError, field_validator
 
@@ -37,6 +37,7 @@ MOST_STOPS = 4
 LONGEST_STOP = 256
 
 Ids = list[Annotated[StrictInt, Field(ge=0)]]
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class StreamOptions(BaseModel):
@@ -110,12 +111,23 @@ class ChatRequest(_Request):
 
 def parsed(kind: type[_Request], body: Any) -> Any:
     """The request in the JSON of a body."""
-    if not isinstance(body, dict):
-        raise bad_request(f"the request is {shown(body, 40)}; a JSON object is expected")
-    asked = {name: value for name, value in body.items() if value is not None and name not in NOTES}
+    asked = {name: value for name, value in _given(body).items() if name not in NOTES}
     for name, values in NOTHING.items():
         if name in asked and asked.pop(name) not in values:
             raise bad_request(f"{name} is not supported by this server; leave it out", name)
+    return checked(kind, asked)
+
+
+def _given(body: Any) -> dict[str, Any]:
+    """The fields of a body that are not null."""
+    if not isinstance(body, dict):
+        raise bad_request(f"the request is {shown(body, 40)}; a JSON object is expected")
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def checked(kind: type[Model], body: Any) -> Model:
+    """The JSON of a body as what a route takes, or a refusal that names the field."""
+    asked = _given(body)
     for name in asked:
         if name not in kind.model_fields:
             raise bad_request(
