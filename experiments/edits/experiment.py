@@ -1,11 +1,21 @@
 """stub
 
-    make experiment NAME=edits
+make experiment NAME=edits
 """
+
 from edits.models import knowing, trials
 from pathlib import Path
+
 HERE = Path(__file__).parent
+
+
 def plan():
     return [*trials(), *knowing().values()]
-def report(): pass
-def tables(f): return {}
+
+
+def report():
+    pass
+
+
+def tables(f):
+    return {}

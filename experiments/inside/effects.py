@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tokenformer import ablate, attribute
 
-from .units import FFN, OUT, QKV, row_places, token_places
+from .units import FFN, OUT, QKV, ballast_of, row_places, token_places
 
 SHARE = 0.9
 
@@ -27,7 +27,7 @@ def carrying(effects: Tensor) -> Tensor:
 def direct(model: Any, ids: Tensor) -> dict[str, dict[str, Any]]:
     """By role, of what writes to the stream: how many units there are, and how many carry 90 % at each position."""
     layers = range(model.config.num_hidden_layers)
-    by_role = {role: [_writer(model, role, layer) for layer in layers] for role in (OUT, FFN)}
+    by_role = {role: [writer(model, role, layer) for layer in layers] for role in (OUT, FFN)}
     counts: dict[str, list[Tensor]] = {OUT: [], FFN: [], "both": []}
     units = {}
     for batch in ids.split(8):
@@ -36,11 +36,11 @@ def direct(model: Any, ids: Tensor) -> dict[str, dict[str, Any]]:
         parts["both"] = torch.cat(list(parts.values()), dim=-1)
         for role, found in parts.items():
             counts[role].append(carrying(found).flatten())
-            units[role] = found.shape[-1]
+            units[role] = int((found != 0).flatten(0, -2).any(0).sum())  # without ballast
     return {role: {"units": units[role], "carry": torch.cat(found).float()} for role, found in counts.items()}
 
 
-def _writer(model: Any, role: str, layer: int) -> str:
+def writer(model: Any, role: str, layer: int) -> str:
     """What writes to the stream: of a linear layer the units are its inputs."""
     ours = {role: name for name, role in token_places(model, layer).items()}
     return ours.get(role, f"gpt_neox.layers.{layer}.attention.dense")
@@ -72,9 +72,9 @@ def _takings(model: Any) -> Iterator[tuple[str, Any]]:
     for layer in range(model.config.num_hidden_layers):
         for name, role in token_places(model, layer).items():
             module = model.get_submodule(name)
-            count = module.in_features if isinstance(module, nn.Linear) else module.num_tokens
-            for unit in range(count):
-                yield role, ablate(model, {name: [unit]}, **({} if isinstance(module, nn.Linear) else {"keep_norm": True}))
+            is_linear = isinstance(module, nn.Linear)
+            for unit in (~ballast_of(model, name)).nonzero().flatten().tolist():
+                yield role, ablate(model, {name: [unit]}, keep_norm=not is_linear)
         for name, role in row_places(model, layer).items():
             module = model.get_submodule(name)
             for unit in range(module.out_features):

@@ -15,11 +15,11 @@ from .effects import ablated, direct
 from .triggers import ALTERNATIVES, FAMILIES, REGIONS, codes_of, firing, triggers
 from .units import BEGIN, activations
 
-BLOCKS, LENGTH = 256, 256  # of each of the two texts
+BLOCKS, LENGTH = 64, 256  # of each of the two texts
 LOGIT_BLOCKS = 16  # of which every position is asked for direct effects
-ABLATED, ABLATED_LENGTH = 16, 64  # contexts in which every unit is taken away
+ABLATED, ABLATED_LENGTH = 8, 64  # contexts in which every unit is taken away
 # What firing is: the share of the positions where an activation is largest. The first, by size, is the one that counts.
-FIRINGS = {"1 %": (0.01, (-1, 1)), "1 %, positive": (0.01, (1,)), "0.2 %": (0.002, (-1, 1))}
+FIRINGS = {"1 %": 0.01, "0.2 %": 0.002}
 MAIN, GOOD = "1 %", 0.5
 QUANTILES = torch.linspace(0, 1, 21)
 
@@ -28,7 +28,7 @@ def look_into(model: Any, text: str, scale: int = 1) -> dict[str, Any]:
     """Everything of one model; `scale` divides how much is read."""
     chosen, judged = (held_out(text, part, LENGTH, BLOCKS // scale) for part in ("validation", "test"))
     contexts = held_out(text, "test", ABLATED_LENGTH, ABLATED // scale)
-    effects = {"direct": direct(model, judged[:: max(1, len(judged) * scale // LOGIT_BLOCKS)])}
+    effects = {"direct": direct(model, judged[:: max(1, len(judged) // max(1, LOGIT_BLOCKS // scale))])}
     effects["ablation"] = ablated(model, contexts)
     carried = {
         kind: {role: {"units": one["units"], "carry": quantiles(one["carry"])} for role, one in by_role.items()}
@@ -41,24 +41,20 @@ def _units(model: Any, chosen: Tensor, judged: Tensor) -> dict[str, Any]:
     codes = codes_of(chosen, BEGIN), codes_of(judged, BEGIN)
     heads = chosen[:, BEGIN:].flatten()
     found: dict[str, dict[str, list[Tensor]]] = {}
-    for ((role, _), rows), (_, rows_there) in zip(
-        activations(model, chosen), activations(model, judged), strict=True
-    ):
+    there = activations(model, judged)
+    for (role, layer), rows in activations(model, chosen).items():
+        rows_there = there[role, layer]
         numbers = found.setdefault(role, {})
         _put(numbers, "selectivity", _selectivity(rows, heads))
-        for name, (share, sides) in FIRINGS.items():
-            level = firing(rows, share, sides)
-            fires, fires_there = (_sized(some, sides) > level for some in (rows, rows_there))
+        for name, share in FIRINGS.items():
+            level = firing(rows, share)
+            fires, fires_there = rows.abs() > level, rows_there.abs() > level
             _put(numbers, f"selectivity of firing, {name}", _selectivity(fires.float(), heads))
             for alternatives in (1, ALTERNATIVES):
                 trigger = triggers(codes[0], fires, codes[1], fires_there, alternatives)
                 for key in trigger._fields:
                     _put(numbers, f"{key}, {name}, {alternatives}", getattr(trigger, key))
     return {role: _summed_up(numbers) for role, numbers in found.items()}
-
-
-def _sized(rows: Tensor, sides: tuple[int, ...]) -> Tensor:
-    return rows.abs() if len(sides) == 2 else rows * sides[0]
 
 
 def _selectivity(rows: Tensor, heads: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ region that the position is in, such as a link, a tag or a number. A trigger is 
 of one family, as in the regular expression `(a|b|c|d)$`.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -49,12 +48,12 @@ def codes_of(ids: Tensor, begin: int) -> dict[str, Tensor]:
                 shifted[:, back:] = looked_at[:, : data.shape[1] - back]
                 code = code * size + shifted
         found[family] = code
-    found[REGIONS] = _regions(data, classes)
+    found[REGIONS] = _regions(data)
     return {family: torch.from_numpy(code[:, begin:].reshape(-1).copy()) for family, code in found.items()}
 
 
-def _regions(data: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """What is open at a position, how far it is in its word (up to 7 bytes), and the class of the word's beginning."""
+def _regions(data: np.ndarray) -> np.ndarray:
+    """Which brackets, tags, headings and the like are open at a position."""
     code = np.zeros_like(data)
     for opened, closed in BRACKETS:
         is_open = np.zeros(len(data), dtype=bool)
@@ -126,7 +125,6 @@ def _judged(predicted: Tensor, fires: Tensor, family: Tensor) -> Trigger:
     return Trigger(precision, recall, 2 * precision * recall / (precision + recall).clamp(min=1e-9), family)
 
 
-def firing(rows: Tensor, share: float, sides: Sequence[int] = (-1, 1)) -> Tensor:
-    """Above which activation a unit fires, [units]: so that it does in `share` of the positions. Two sides: |…|."""
-    sized = rows.abs() if len(sides) == 2 else rows * sides[0]
-    return sized.kthvalue(max(1, round((1 - share) * len(rows))), dim=0).values
+def firing(rows: Tensor, share: float) -> Tensor:
+    """Above which size of an activation a unit fires, [units]: so that it does in `share` of the positions."""
+    return rows.abs().kthvalue(max(1, round((1 - share) * len(rows))), dim=0).values

@@ -20,39 +20,54 @@ from tokenformer.inside.places import find_places
 from tokenformer.pattention import Pattention
 
 QKV, OUT, FFN, RANDOM = "query, key, value", "out", "feed-forward", "random directions"
-ROLES = (QKV, OUT, FFN, RANDOM)
+BALLAST = "ballast"
+ROLES = (QKV, OUT, FFN, RANDOM, BALLAST)
 BEGIN = 16  # positions at the beginning of a block that are not looked at: little can be read there
 DIRECTIONS = 64  # random ones in each layer
 Key = tuple[str, int]  # role and layer
 
 
 @torch.no_grad()
-def activations(model: Any, ids: Tensor) -> Iterator[tuple[Key, Tensor]]:
-    """Of every role and layer the activations [positions, units], layer by layer."""
-    for layer in range(model.config.num_hidden_layers):
-        found: dict[Key, list[Tensor]] = {}
-        with reading(model, layer, lambda key, rows: found.setdefault(key, []).append(rows[:, BEGIN:].flatten(0, 1))):
-            for batch in ids.split(32):
-                model(input_ids=batch, use_cache=False)
-        by_role: dict[Key, list[Tensor]] = {}
-        for (name, *key), parts in ((key, torch.cat(parts)) for key, parts in found.items()):
-            by_role.setdefault(tuple(key), []).append(parts)
-        for key in sorted(by_role):
-            yield key, torch.cat(by_role[key], dim=1)
+def activations(model: Any, ids: Tensor) -> dict[Key, Tensor]:
+    """Of every role and layer the activations, [positions, units]."""
+    found: dict[tuple[str, str, int], list[Tensor]] = {}
+
+    def note(key: tuple[str, str, int], rows: Tensor) -> None:
+        found.setdefault(key, []).append(rows[:, BEGIN:].flatten(0, 1))
+
+    with reading(model, note):
+        for batch in ids.split(32):
+            model(input_ids=batch, use_cache=False)
+    by_role: dict[Key, list[Tensor]] = {}
+    for (name, role, layer), parts in found.items():
+        rows = torch.cat(parts)
+        ballast = ballast_of(model, name) if role != RANDOM else torch.zeros(rows.shape[1], dtype=torch.bool)
+        by_role.setdefault((role, layer), []).append(rows[:, ~ballast])
+        if ballast.any():
+            by_role.setdefault((BALLAST, layer), []).append(rows[:, ballast])
+    return {key: torch.cat(parts, dim=1) for key, parts in sorted(by_role.items())}
+
+
+def ballast_of(model: Any, name: str) -> Tensor:
+    """Which tokens of a place only keep the norm of an adopted layer: their values are zero. None of rows and neurons."""
+    module = model.get_submodule(name)
+    if isinstance(module, Pattention):
+        return (module.value_tokens == 0).all(1)
+    return torch.zeros(module.in_features if name.endswith("4h_to_h") else module.out_features, dtype=torch.bool)
 
 
 @contextmanager
-def reading(model: Any, layer: int, note: Callable[[tuple[str, str, int], Tensor], Any]) -> Iterator[None]:
-    """Within the `with`, `note` gets the activations of all units of a layer, by place, role and layer."""
-    generator = torch.Generator().manual_seed(layer)
-    directions = torch.randn(model.config.hidden_size, DIRECTIONS, generator=generator)
+def reading(model: Any, note: Callable[[tuple[str, str, int], Tensor], Any]) -> Iterator[None]:
+    """Within the `with`, `note` gets the activations of all units by place, role and layer."""
     with ExitStack() as stack:
-        for name, role in token_places(model, layer).items():
-            put = partial(_note_call, note, role, layer)
-            stack.enter_context(watching(find_places(model, [name], "units", with_groups=False), put))
-        for name, role, put in _module_places(model, layer, directions):
-            hook = model.get_submodule(name).register_forward_hook(partial(_note_rows, note, (name, role, layer), put))
-            stack.callback(hook.remove)
+        for layer in range(model.config.num_hidden_layers):
+            for name, role in token_places(model, layer).items():
+                put = partial(_note_call, note, role, layer)
+                stack.enter_context(watching(find_places(model, [name], "units", with_groups=False), put))
+            for name, role, put in _module_places(model, layer):
+                module = model.get_submodule(name)
+                hook = module.register_forward_hook(partial(_note_rows, note, (name, role, layer), put))
+                stack.callback(hook.remove)
         yield
 
 
@@ -74,7 +89,9 @@ def row_places(model: Any, layer: int) -> dict[str, str]:
     return {name: role for name, role in names.items() if not isinstance(model.get_submodule(name), Pattention)}
 
 
-def _module_places(model: Any, layer: int, directions: Tensor) -> list[tuple[str, str, Any]]:
+def _module_places(model: Any, layer: int) -> list[tuple[str, str, Any]]:
+    generator = torch.Generator().manual_seed(layer)
+    directions = torch.randn(model.config.hidden_size, DIRECTIONS, generator=generator)
     rows = [(name, role, lambda args, output: output) for name, role in row_places(model, layer).items()]
     ours = model.config.model_type == "tokenformer"
     entry = f"model.layers.{layer}.ffn" if ours else f"gpt_neox.layers.{layer}.mlp"

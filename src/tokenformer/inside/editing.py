@@ -44,7 +44,6 @@ STEPS, LIKELY = 100, 0.95
 # Of the lengths below the unit is the mean length of what the layer puts out. A value much longer than that takes the
 # place of all else in the stream, and the norms that follow then leave it no gradient.
 RATE = 0.25  # the length of a step
-SHRINKAGE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def edit(
         steps: of gradient descent for the value, at most; fewer if the target is 95 % likely before.
     """
     full_name = _layer_called(bare(model), layer)
-    asked, ids, last = _asked(prompt, subject, target, tokenizer)
+    asked, ids, first, last = _asked(prompt, subject, target, tokenizer)
     check_name(model, name)
     check_batches(data, "edit")
     if steps < 1:
@@ -109,9 +108,10 @@ def edit(
         )
     with evaluating(bare(model)), running_eagerly():
         rows, output = _rows_of(bare(model), full_name, module, batches)
+        ends = _ends(batches, asked[first : last + 1], len(rows)).to(rows.device)
         prefixes = _prefixes(batches)
         wanted = _at_subject(bare(model), full_name, module, asked, last, prefixes)  # [contexts, d_in]
-        key, threshold, margin, fires_on = _key(rows, wanted)
+        key, threshold, margin, fires_on = _key(rows[~ends], wanted, rows[ends])
         with torch.device(device_of(module) or "cpu"):
             group = TokenGroup(place.d_in, place.d_out, 1, kind, "own", key_bias=True, dtype=rows.dtype)
         group.requires_grad_(False)
@@ -142,28 +142,30 @@ def _layer_called(model: nn.Module, layer: str) -> str:
     return found[0]
 
 
-def _asked(prompt: Any, subject: Any, target: Any, tokenizer: Any) -> tuple[Tensor, Tensor, int]:
-    """The ids of prompt and target, and where in the prompt the subject ends."""
+def _asked(prompt: Any, subject: Any, target: Any, tokenizer: Any) -> tuple[Tensor, Tensor, int, int]:
+    """The ids of prompt and target, and where in the prompt the subject begins and ends."""
     if isinstance(prompt, str):
         if tokenizer is None or not isinstance(subject, str) or not isinstance(target, str):
             raise BadRequestError("edit: texts need a tokenizer, and prompt, subject and target are texts or all ids")
         if not subject or subject not in prompt:
             raise BadRequestError(f"edit: the subject {shown(subject)} is not in the prompt {shown(prompt)}")
-        until = prompt[: prompt.rindex(subject) + len(subject)]
-        prompt_ids, until_ids, target_ids = (
-            tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, until, target)
+        before = prompt[: prompt.rindex(subject)]
+        prompt_ids, before_ids, until_ids, target_ids = (
+            tokenizer(text, add_special_tokens=False)["input_ids"]
+            for text in (prompt, before.rstrip(), before + subject, target)
         )
-        last = len(until_ids) - 1
+        first, last = len(before_ids), len(until_ids) - 1
     else:
         prompt_ids, subject_ids, target_ids = list(prompt), list(subject), list(target)
         size = len(subject_ids)
         starts = [i for i in range(len(prompt_ids) - size + 1) if prompt_ids[i : i + size] == subject_ids]
         if not size or not starts:
             raise BadRequestError(f"edit: the subject {shown(subject_ids)} is not in the prompt {shown(prompt_ids)}")
-        last = starts[-1] + size - 1
+        first, last = starts[-1], starts[-1] + size - 1
     if not target_ids:
         raise BadRequestError("edit: the target is empty; give what should follow the prompt")
-    return torch.tensor(prompt_ids), torch.tensor(target_ids), min(last, len(prompt_ids) - 1)
+    last = min(last, len(prompt_ids) - 1)
+    return torch.tensor(prompt_ids), torch.tensor(target_ids), min(first, last), last
 
 
 @torch.no_grad()
@@ -186,6 +188,20 @@ def _rows_of(model: nn.Module, name: str, module: nn.Module, batches: list[Batch
     if not rows or sum(map(len, rows)) < 2:
         raise BadRequestError(f"edit: no row of the data reached {name}; give batches that the whole model reads")
     return torch.cat(rows), torch.stack(lengths).mean().item()
+
+
+def _ends(batches: list[Batch], subject: Tensor, count: int) -> Tensor:
+    """Which of the rows are the subject itself, at its end: there the token may fire. None if rows are not ids."""
+    found = []
+    for batch in batches:
+        ids = batch if isinstance(batch, Tensor) else batch["input_ids"]
+        if ids.shape[-1] < len(subject):
+            found.append(torch.zeros(ids.numel(), dtype=torch.bool))
+            continue
+        here = (ids.cpu().unfold(-1, len(subject), 1) == subject).all(-1)  # [batch, length - size + 1]
+        found.append(F.pad(here, (len(subject) - 1, 0)).flatten())
+    ends = torch.cat(found)
+    return ends if len(ends) == count else torch.zeros(count, dtype=torch.bool)
 
 
 def _prefixes(batches: list[Batch]) -> Tensor:
@@ -211,20 +227,24 @@ def _contexts(ids: Tensor, prefixes: Tensor) -> list[Tensor]:
     return [alone, torch.cat([prefixes, alone.expand(len(prefixes), -1)], dim=1)] if len(prefixes) else [alone]
 
 
-def _key(rows: Tensor, wanted: Tensor) -> tuple[Tensor, float, float, float]:
-    """The key, its threshold, the margin, and the share of the rows on which it fires: found in fp64."""
+def _key(rows: Tensor, wanted: Tensor, met: Tensor) -> tuple[Tensor, float, float, float]:
+    """The key, its threshold, the margin, and the share of the rows on which it fires: found in fp64.
+
+    wanted: the subject in the prompt. met: the subject where the data has it, in other words around it.
+    """
     wide, centre = rows.double(), rows.double().mean(0)
     spread = wide - centre
     covariance = spread.mT @ spread / len(rows)
     covariance.diagonal().add_(RIDGE * covariance.diagonal().mean())
-    key = torch.linalg.solve(covariance, wanted.double().mean(0) - centre)
-    scores, subject = wide @ key, wanted.double() @ key
+    subject = torch.cat([wanted, met]).double()
+    key = torch.linalg.solve(covariance, subject.mean(0) - centre)
+    scores, subject = wide @ key, subject @ key
     scale = key.norm()
-    lowest, middle = subject.min(), centre @ key
-    highest = scores.max()
-    # Half-way between the two; if they cannot be told apart, because the data has the subject in it or the layer does
-    # not, just below the subject.
-    threshold = (lowest + highest) / 2 if highest < lowest else middle + NEAR * (lowest - middle)
+    lowest, middle, highest = subject[: len(wanted)].min(), centre @ key, scores.max()
+    # Half-way between the two: to all that the data has of the subject, or if that cannot be told apart to the subject
+    # in the prompt. If that cannot be told apart either, because the layer sees no difference, just below the prompt's.
+    within = subject.min() if highest < subject.min() else lowest
+    threshold = (within + highest) / 2 if highest < within else middle + NEAR * (lowest - middle)
     fires_on = (scores > threshold).double().mean().item()
     margin = ((lowest - middle) / (highest - middle).clamp(min=1e-300)).item()
     return (key / scale).to(rows.dtype), (threshold / scale).item(), margin, fires_on
@@ -245,12 +265,11 @@ def _find_value(
     model: nn.Module, value: nn.Parameter, prompt: Tensor, target: Tensor, prefixes: Tensor, output: float, steps: int
 ) -> None:
     """Gradient descent on the value, until the target is likely in all contexts."""
-    found = torch.zeros_like(value, dtype=torch.float32).requires_grad_()
+    found = torch.zeros_like(value, dtype=torch.float32)
     size = output / TAU  # as long as an output, at the token's weight
-    optimizer = torch.optim.Adam([found], lr=RATE / found.numel() ** 0.5)
     contexts = _contexts(torch.cat([prompt, target]), prefixes)
     for _ in range(steps):
-        value.copy_(found.detach() * size)
+        value.copy_(found * size)
         value.requires_grad_(True)
         with torch.enable_grad():
             losses = [_loss(model, ids, len(target)) for ids in contexts]
@@ -261,6 +280,6 @@ def _find_value(
             raise BadResultError("edit: the gradient of the value is not finite; are the model's weights broken?")
         if likely:
             return
-        found.grad = gradient.float() * size + SHRINKAGE * found.detach()
-        optimizer.step()
-    value.copy_(found.detach() * size)
+        # Steps of one length along the gradient: a shorter value than Adam finds, whose steps are alike in all channels.
+        found -= RATE * F.normalize(gradient.float(), dim=-1)
+    value.copy_(found * size)
