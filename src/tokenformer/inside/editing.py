@@ -5,8 +5,8 @@
 
 Enters: a model, a layer, a prompt with its subject, what should follow, and text of the kind that the model is for.
 Leaves: the model with a token group of one token, which is switched, saved and removed like any other; no weight has
-moved. In the manner of ROME (Meng et al., 2022): the key is what the layer gets at the end of the subject, whitened by
-the covariance of what it gets elsewhere, and the value is found by gradient.
+moved. In the manner of ROME (Meng et al., 2022): the key is what the layer gets at the end of the prompt, or of the
+subject, whitened by the covariance of what it gets elsewhere, and the value is found by gradient.
 
 The token has a normaliser of its own, over itself alone. Its normalised score is then ±tau whatever the size of the
 score, and with tau = 32 its weight is 32 above a threshold, which its key bias sets, and zero below: where it does not
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..errors import BadRequestError, BadResultError, shown
+from ..errors import BadRequestError, BadResultError, did_you_mean, shown
 from ..groups import remove_tokens
 from ..groups.change import put_group
 from ..groups.places import device_of, place_of
@@ -35,6 +35,7 @@ from ..shrinking.measure import Batch, call, check_batches
 from .calls import running_eagerly
 from .places import bare, nearest
 
+PLACES = ("prompt", "subject")
 TAU = 32.0  # SiLU(-32) is 4e-13, GeLU(-32) is 0
 RIDGE = 1e-2  # of the mean variance, added to every direction's
 NEAR = 0.9
@@ -50,9 +51,9 @@ RATE = 0.25  # the length of a step
 class Edit:
     """What was written.
 
-    name: of the token group. fires_on: the share of the rows of the data on which the token fires. before, after: the
-    probability of the target after the bare prompt. margin: the lowest score of the subject, over the contexts that
-    were tried, divided by the largest of the data; below 1 the token fires elsewhere too.
+    name: of the token group. fires_on: the share of the other rows of the data on which the token fires. before, after:
+    the probability of the target after the bare prompt. margin: the lowest score at the place that is meant, over the
+    contexts that were tried, divided by the largest of all other rows; below 1 the token fires elsewhere too.
     """
 
     name: str
@@ -72,6 +73,7 @@ def edit(
     *,
     data: Iterable[Batch],
     tokenizer: Any = None,
+    at: str = "prompt",
     name: str = "edit",
     steps: int = STEPS,
 ) -> Edit:
@@ -80,13 +82,16 @@ def edit(
     Args:
         model: a causal language model, ours, adopted or another: the token stands beside any feed-forward layer.
         layer: its name, or an end of it that fits one. The token reads what the layer gets and adds to what it puts
-            out; a layer in the first half of the model, so that later ones see it, is a good choice.
-        prompt: text or ids. It contains the `subject`, at the end of which the token is to fire.
+            out.
+        prompt: text or ids. It contains the `subject`.
         subject: text or ids; its last occurrence in the prompt counts.
         target: text or ids that should follow.
         data: batches of text of the kind that the model is for: tensors of ids, or dicts of what the model takes. Where
             the token must be quiet is learnt from them; tens of thousands of positions are enough.
         tokenizer: needed for texts.
+        at: where the token is to fire: at the end of the "prompt", where the model looks for what follows, or at the
+            end of the "subject", as in ROME. The latter says something of the subject wherever it stands, and needs
+            layers behind it that read this from there: in models of a few blocks they do not.
         name: of the token group: `remove_tokens(model, name)` undoes the edit.
         steps: of gradient descent for the value, at most; fewer if the target is 95 % likely before.
     """
@@ -94,6 +99,10 @@ def edit(
     asked, ids, first, last = _asked(prompt, subject, target, tokenizer)
     check_name(model, name)
     check_batches(data, "edit")
+    if at not in PLACES:
+        raise BadRequestError(f"edit: at={at!r} is not known; {did_you_mean(str(at), PLACES)}")
+    if at == "prompt":
+        last = len(asked) - 1
     if steps < 1:
         raise BadRequestError(f"edit: steps={steps} was given; at least 1 is needed")
     batches = list(data)
@@ -110,7 +119,7 @@ def edit(
         rows, output = _rows_of(bare(model), full_name, module, batches)
         ends = _ends(batches, asked[first : last + 1], len(rows)).to(rows.device)
         prefixes = _prefixes(batches)
-        wanted = _at_subject(bare(model), full_name, module, asked, last, prefixes)  # [contexts, d_in]
+        wanted = _at_place(bare(model), full_name, module, asked, last, prefixes)  # [contexts, d_in]
         key, threshold, margin, fires_on = _key(rows[~ends], wanted, rows[ends])
         with torch.device(device_of(module) or "cpu"):
             group = TokenGroup(place.d_in, place.d_out, 1, kind, "own", key_bias=True, dtype=rows.dtype)
@@ -190,16 +199,16 @@ def _rows_of(model: nn.Module, name: str, module: nn.Module, batches: list[Batch
     return torch.cat(rows), torch.stack(lengths).mean().item()
 
 
-def _ends(batches: list[Batch], subject: Tensor, count: int) -> Tensor:
-    """Which of the rows are the subject itself, at its end: there the token may fire. None if rows are not ids."""
+def _ends(batches: list[Batch], wanted: Tensor, count: int) -> Tensor:
+    """Which of the rows are the end of these ids: there the token may fire. None if rows are not ids."""
     found = []
     for batch in batches:
         ids = batch if isinstance(batch, Tensor) else batch["input_ids"]
-        if ids.shape[-1] < len(subject):
+        if ids.shape[-1] < len(wanted):
             found.append(torch.zeros(ids.numel(), dtype=torch.bool))
             continue
-        here = (ids.cpu().unfold(-1, len(subject), 1) == subject).all(-1)  # [batch, length - size + 1]
-        found.append(F.pad(here, (len(subject) - 1, 0)).flatten())
+        here = (ids.cpu().unfold(-1, len(wanted), 1) == wanted).all(-1)  # [batch, length - size + 1]
+        found.append(F.pad(here, (len(wanted) - 1, 0)).flatten())
     ends = torch.cat(found)
     return ends if len(ends) == count else torch.zeros(count, dtype=torch.bool)
 
@@ -212,8 +221,8 @@ def _prefixes(batches: list[Batch]) -> Tensor:
 
 
 @torch.no_grad()
-def _at_subject(model: nn.Module, name: str, module: nn.Module, prompt: Tensor, last: int, prefixes: Tensor) -> Tensor:
-    """What the layer gets at the end of the subject, with and without text before the prompt."""
+def _at_place(model: nn.Module, name: str, module: nn.Module, prompt: Tensor, last: int, prefixes: Tensor) -> Tensor:
+    """What the layer gets at a place of the prompt, with and without text before it."""
     found: list[Tensor] = []
     with each_call([(name, module)], lambda name, x: found.append(x[:, -(len(prompt) - last)])):
         for batch in _contexts(prompt, prefixes):
@@ -230,20 +239,20 @@ def _contexts(ids: Tensor, prefixes: Tensor) -> list[Tensor]:
 def _key(rows: Tensor, wanted: Tensor, met: Tensor) -> tuple[Tensor, float, float, float]:
     """The key, its threshold, the margin, and the share of the rows on which it fires: found in fp64.
 
-    wanted: the subject in the prompt. met: the subject where the data has it, in other words around it.
+    wanted: the place in the prompt. met: the same where the data has it, with other words around it.
     """
     wide, centre = rows.double(), rows.double().mean(0)
     spread = wide - centre
     covariance = spread.mT @ spread / len(rows)
     covariance.diagonal().add_(RIDGE * covariance.diagonal().mean())
-    subject = torch.cat([wanted, met]).double()
-    key = torch.linalg.solve(covariance, subject.mean(0) - centre)
-    scores, subject = wide @ key, subject @ key
+    both = torch.cat([wanted, met]).double()
+    key = torch.linalg.solve(covariance, both.mean(0) - centre)
+    scores, meant = wide @ key, both @ key
     scale = key.norm()
-    lowest, middle, highest = subject[: len(wanted)].min(), centre @ key, scores.max()
-    # Half-way between the two: to all that the data has of the subject, or if that cannot be told apart to the subject
-    # in the prompt. If that cannot be told apart either, because the layer sees no difference, just below the prompt's.
-    within = subject.min() if highest < subject.min() else lowest
+    lowest, middle, highest = meant[: len(wanted)].min(), centre @ key, scores.max()
+    # Half-way to all that is meant, or if the data's cannot be told apart from the rest to the prompt's own. If these
+    # cannot either, because the layer sees no difference, just below them.
+    within = meant.min() if highest < meant.min() else lowest
     threshold = (within + highest) / 2 if highest < within else middle + NEAR * (lowest - middle)
     fires_on = (scores > threshold).double().mean().item()
     margin = ((lowest - middle) / (highest - middle).clamp(min=1e-300)).item()
