@@ -4,16 +4,16 @@ Enters: a model, and a way to write a fact. Leaves: for every edit, each from th
 """
 
 import random
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from lab.facts import PHRASINGS, RELATIONS, Fact, World
+from lab.facts import PHRASINGS, RELATIONS, Fact, World, prompt_of
 from torch import Tensor
 
 from .ways import RANK_ONE, TOKEN, TRAINED, Wanted, Writer, losses, top
 
+SAID, KEPT = ("success", "in context", "paraphrase"), ("neighbours", "same subject")
 PREFIXES, PREFIX = 4, 24  # beginnings of held-out text, behind which the same is asked again; other than edit() has
 NEAR = 12  # subjects with one of the two names, and as many with neither
 
@@ -26,6 +26,13 @@ def chosen(world: World, count: int, seed: int) -> list[Wanted]:
         Wanted(fact, chance.choice([one for one in world.objects[fact.relation] if one != fact.answer]), i % PHRASINGS)
         for i, fact in enumerate(facts)
     ]
+
+
+def known(model: Any, world: World) -> float:
+    """How many of the facts a model knows, in the four ways in which each is told."""
+    prompts = [world.ids([".", *prompt_of(fact, phrasing)]) for fact in world.facts for phrasing in range(PHRASINGS)]
+    answers = torch.tensor([world.ids([fact.answer])[0] for fact in world.facts for _ in range(PHRASINGS)])
+    return (top(model, prompts) == answers).float().mean().item()
 
 
 class Judge:
@@ -66,27 +73,23 @@ class Judge:
     def judged(self, wanted: Wanted, before: dict[str, Tensor]) -> dict[str, float]:
         """After the edit: how often the new answer is said, and the old one where it should be; and the drift."""
         (answer,), after = self.world.ids([wanted.answer]), self.answers(wanted)
-        found = {
-            kind: (after[kind] == answer).float().mean().item() for kind in ("success", "in context", "paraphrase")
-        }
-        found |= {kind: (after[kind] == before[kind]).float().mean().item() for kind in ("neighbours", "same subject")}
+        said = {kind: (after[kind] == answer).float().mean().item() for kind in SAID}
+        kept = {kind: (after[kind] == before[kind]).float().mean().item() for kind in KEPT}
         risen = losses(self.model, self.held_out) - self.before
         first, last = self.world.ids(wanted.fact.subject)
         has = ((self.held_out[:, :-1] == first) & (self.held_out[:, 1:] == last)).any(1)
-        return {**found, "drift": risen[~has].mean().item(), "drift, all text": risen.mean().item()}
+        return {**said, **kept, "drift": risen[~has].mean().item(), "drift, all text": risen.mean().item()}
 
 
-def edits(writer: Writer, judge: Judge, wanted: list[Wanted], rate: float) -> Iterator[dict[str, dict[str, float]]]:
-    """Every edit in every way."""
-    for one in wanted:
-        before, found = judge.answers(one), {}
-        with writer.token(one) as written:
+def in_every_way(writer: Writer, judge: Judge, wanted: Wanted, rate: float, places: Sequence[str]) -> dict[str, Any]:
+    """One edit in every way, each from the unedited model."""
+    before, found = judge.answers(wanted), {}
+    for at in places:
+        with writer.token(wanted, at) as written:
             added = written.pop("added")
-            found[TOKEN] = {**judge.judged(one, before), **written}
-        with writer.rank_one(one, added):
-            found[RANK_ONE] = judge.judged(one, before)
-        with ExitStack() as stack:
-            steps = stack.enter_context(writer.trained(one, rate))
-            found[TRAINED] = {**judge.judged(one, before), "steps": float(steps)}
-        assert torch.equal(judge.answers(one)["neighbours"], before["neighbours"])
-        yield found
+            found[f"{TOKEN}, {at}"] = {**judge.judged(wanted, before), **written}
+        with writer.rank_one(wanted, at, added):
+            found[f"{RANK_ONE}, {at}"] = judge.judged(wanted, before)
+    with writer.trained(wanted, rate) as steps:
+        found[TRAINED] = {**judge.judged(wanted, before), "steps": float(steps)}
+    return found

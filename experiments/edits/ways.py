@@ -19,8 +19,8 @@ from tokenformer.inside.calls import watching
 from tokenformer.inside.editing import LIKELY, _contexts, _loss, _prefixes
 from tokenformer.inside.places import find_places
 
+PROMPT, SUBJECT = "prompt", "subject"  # at the end of which a write is to fire
 TOKEN, RANK_ONE, TRAINED = "one token", "rank one", "all weights"
-WAYS = (TOKEN, RANK_ONE, TRAINED)
 RATES, MOST_STEPS = (1e-4, 3e-4, 1e-3), 50
 RIDGE = 1e-2  # of the mean variance of a weight, as in edit()
 
@@ -67,32 +67,28 @@ class Writer:
         return found[0]
 
     @contextmanager
-    def token(self, wanted: Wanted) -> Iterator[dict[str, Any]]:
+    def token(self, wanted: Wanted, at: str) -> Iterator[dict[str, Any]]:
         """As one token; what `edit` says of it, and what it adds where it fires."""
-        subject, answer = (
-            (
-                wanted.prompt(self.world)[1:]
-                if __import__("os").environ.get("ATEND")
-                else self.world.ids(wanted.fact.subject)
-            ),
-            self.world.ids([wanted.answer]),
-        )
-        found = edit(self.model, self.layer, wanted.prompt(self.world), subject, answer, data=self.batches)
+        subject, answer = self.world.ids(wanted.fact.subject), self.world.ids([wanted.answer])
+        how = {"data": self.batches, "at": at}
+        found = edit(self.model, self.layer, wanted.prompt(self.world), subject, answer, **how)
         group = self.model.get_submodule(f"{self.layer}.token_groups.edit")
+        added = group.tau * group.value_tokens[0].detach()
         try:
-            added = group.tau * group.value_tokens[0].detach()
-            yield {"fires_on": found.fires_on, "margin": found.margin, "added": added.clone()}
+            yield {"fires on": found.fires_on, "margin": found.margin, "added": added.clone()}
         finally:
             remove_tokens(self.model, "edit")
 
     @contextmanager
-    def rank_one(self, wanted: Wanted, added: Tensor) -> Iterator[None]:
-        """As a change of the values, which adds the same at the end of the subject, and as little as can be elsewhere."""
-        ids, last = self._ids_and_last(wanted)
+    def rank_one(self, wanted: Wanted, at: str, added: Tensor) -> Iterator[None]:
+        """As a change of the values that adds the same at the place, and as little as can be elsewhere."""
+        ids = wanted.prompt(self.world)
+        end = self.world.ids(wanted.fact.subject)[-1]
+        last = len(ids) - 1 if at == PROMPT else max(place for place, one in enumerate(ids) if one == end)
         contexts = _contexts(torch.tensor(ids), _prefixes(self.batches))
-        at = torch.cat([self._weights(batch)[:, last - len(ids)] for batch in contexts]).double().mean(0)
-        key = torch.linalg.solve(self.moments, at)
-        change = torch.outer(key / (key @ at), added.double()).float()  # [n, d_out]
+        key = torch.cat([self._weights(batch)[:, last - len(ids)] for batch in contexts]).double().mean(0)
+        asked = torch.linalg.solve(self.moments, key)
+        change = torch.outer(asked / (asked @ key), added.double()).float()  # [n, d_out]
         values = self.part.weight if isinstance(self.part, nn.Linear) else self.part.value_tokens
         before = values.detach().clone()
         values.data += change.mT if isinstance(self.part, nn.Linear) else change
@@ -100,11 +96,6 @@ class Writer:
             yield
         finally:
             values.data.copy_(before)
-
-    def _ids_and_last(self, wanted: Wanted) -> tuple[list[int], int]:
-        """The prompt, and where in it the subject ends."""
-        ids, end = wanted.prompt(self.world), self.world.ids(wanted.fact.subject[-1:])[0]
-        return ids, max(place for place, one in enumerate(ids) if one == end)
 
     @contextmanager
     def trained(self, wanted: Wanted, rate: float) -> Iterator[int]:

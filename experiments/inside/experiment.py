@@ -120,7 +120,7 @@ def _faults() -> dict[str, Any]:
 
 
 def chosen_count(line: dict[str, Any]) -> int:
-    """How many units to take away: of the numbers that harm other validation text little, that with the fewest faults."""
+    """How many units to take away: of those that harm other validation text little, the number with the least fault."""
     before = line["before"]["validation"]["loss, elsewhere"]
     tried = {count: line["without"][str(count)]["validation"] for count in COUNTS}
     spared = [count for count, one in tried.items() if one["loss, elsewhere"] - before <= UNHARMED]
@@ -157,14 +157,14 @@ def _effect_table(findings: dict[str, Any]) -> str:
         for name, roles in by_name.items():
             cells = []
             for role in (QKV, OUT, FFN, "both" if kind == "direct" else "all"):
-                one = roles.get(role)
-                share = (
-                    one
-                    and f"{one['carry']['mean']:.0f} of {one['units']} ({100 * one['carry']['mean'] / one['units']:.0f} %)"
-                )
-                cells.append(share or "-")
+                cells.append(_counted_of(roles[role]) if role in roles else "-")
             rows.append([kind, name, *cells])
     return markdown(["effect", "model", "query, key, value", "out", "feed-forward", "together"], rows)
+
+
+def _counted_of(one: dict[str, Any]) -> str:
+    carry, units = one["carry"]["mean"], one["units"]
+    return f"{carry:.0f} of {units} ({100 * carry / units:.0f} %)"
 
 
 def _fault_table(findings: dict[str, Any]) -> str:
@@ -192,7 +192,7 @@ def _drawn(findings: dict[str, Any], axes: Any, key: str) -> None:
         if one is not None and role != BALLAST:
             values = one["quantiles"][key]
             shares = [100 * i / (len(values) - 1) for i in range(len(values))]
-            label = f"{name}: {called}" if role != RANDOM else f"{name}: {called}"
+            label = f"{name}: {called}"
             grey = {"color": "#999999"} if role == RANDOM else {"color": colour((QKV, OUT, FFN).index(role))}
             axes.plot(shares, values, lines[name], label=label, **grey)
     axes.set(xlabel="units, from the least to the most, %")

@@ -49,7 +49,7 @@ def activations(model: Any, ids: Tensor) -> dict[Key, Tensor]:
 
 
 def ballast_of(model: Any, name: str) -> Tensor:
-    """Which tokens of a place only keep the norm of an adopted layer: their values are zero. None of rows and neurons."""
+    """Which tokens of a place only keep the norm of an adopted layer: their values are zero. Rows are none of them."""
     module = model.get_submodule(name)
     if isinstance(module, Pattention):
         return (module.value_tokens == 0).all(1)

@@ -289,6 +289,6 @@ def _find_value(
             raise BadResultError("edit: the gradient of the value is not finite; are the model's weights broken?")
         if likely:
             return
-        # Steps of one length along the gradient: a shorter value than Adam finds, whose steps are alike in all channels.
+        # Steps of one length along the gradient: the value is shorter than Adam's, which moves all channels alike.
         found -= RATE * F.normalize(gradient.float(), dim=-1)
     value.copy_(found * size)
