@@ -1,4 +1,4 @@
-"""What experiments/inside and experiments/edits measure with: triggers, units, effects, made facts and ways to write."""
+"""What experiments/inside and experiments/edits measure with: triggers, units, effects, made facts, ways to write."""
 
 import sys
 from pathlib import Path
