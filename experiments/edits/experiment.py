@@ -72,7 +72,19 @@ def _rounded(values: list[float]) -> dict[str, Any]:
 
 def tables(findings: dict[str, Any]) -> dict[str, str]:
     """What was said after the edits, and how far the loss moved."""
-    return {"edits": _table(findings, SHARES, _percent), "drift": _table(findings, DRIFTS, _nats, more=_quiet)}
+    long = {"edits": _table(findings, SHARES, _percent), "drift": _table(findings, DRIFTS, _nats, more=_quiet)}
+    return {**long, "short": _short(findings)}
+
+
+def _short(findings: dict[str, Any]) -> str:
+    """Means alone, for the page of the library."""
+    rows = []
+    for name, one in findings.items():
+        for way in (way for way in WAYS if way in one["edits"]):
+            measured = one["edits"][way]
+            shares = [f"{100 * measured[key]['mean']:.0f} %" for key in ("success", "paraphrase", "neighbours")]
+            rows.append([name, CALLED[way], *shares, f"{measured['drift']['mean']:.5f}"])
+    return markdown(["model", "written as", "said", "in other words", "of others as before", "drift, nats a word"], rows)
 
 
 def _table(

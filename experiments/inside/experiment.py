@@ -15,7 +15,7 @@ from groups.ways import BASES
 from inside.fault import COUNTS, UNHARMED, trained_on
 from inside.looking import GOOD, MAIN
 from inside.looking_at import found, look_at_bases, look_at_faults
-from inside.models import ADOPTED, NAMES, OURS, RETRAINED, THEIRS, bases, faulty, retrained
+from inside.models import ADOPTED, EVERYWHERE, NAMES, OURS, RETRAINED, THEIRS, bases, faulty, retrained
 from inside.triggers import ALTERNATIVES
 from inside.units import BALLAST, FFN, OUT, QKV, RANDOM, ROLES
 from lab.figures import colour, draw, legend, plain_ticks
@@ -114,7 +114,10 @@ def _faults() -> dict[str, Any]:
     for (name, text, seed), run in faulty().items():
         line = found("fault", name, run)
         if line is not None:
-            kept = {key: line[key] for key in ("before", "without", "units", "effect", "of", "trained on")}
+            kept = {key: line[key] for key in ("before", "without", "effect", "of", "trained on")}
+            seen = found("fault units", name, run)
+            shown = seen["units"] if seen else []
+            kept["units"] = [{**one, **more} for one, more in zip(line["units"], shown, strict=False)]
             faults.setdefault(text, {}).setdefault(name, {})[str(seed)] = {**kept, "count": chosen_count(line)}
     return faults
 
@@ -129,7 +132,8 @@ def chosen_count(line: dict[str, Any]) -> int:
 
 def tables(findings: dict[str, Any]) -> dict[str, str]:
     """Units, effects, and the fault."""
-    return {"units": _unit_table(findings), "effects": _effect_table(findings), "fault": _fault_table(findings)}
+    fault = {"fault": _fault_table(findings), "found": _found_table(findings)}
+    return {"units": _unit_table(findings), "effects": _effect_table(findings), **fault}
 
 
 def _unit_table(findings: dict[str, Any]) -> str:
@@ -185,6 +189,19 @@ def _fault_table(findings: dict[str, Any]) -> str:
     return markdown(header, rows)
 
 
+def _found_table(findings: dict[str, Any]) -> str:
+    """The units with the largest effects, as an index shows them: of the first seed, with the fault everywhere."""
+    rows = []
+    for name, one in _along(findings):
+        for unit in one["units"]:
+            place = f"{unit['layer'].partition('layers.')[2]} {unit['unit']}"
+            contexts = " ".join(f"`{context}`" for context in unit["contexts"])
+            rows.append(
+                [name, place, f"{unit['effect']:.2f}", contexts, f"`{unit['promotes']}`", f"`{unit['suppresses']}`"]
+            )
+    return markdown(["model", "unit", "effect", "fires most behind", "promotes", "suppresses"], rows)
+
+
 def _drawn(findings: dict[str, Any], axes: Any, key: str) -> None:
     lines = {OURS: "-", THEIRS: "--", ADOPTED: ":"}
     for (name, role), called in CALLED.items():
@@ -212,7 +229,7 @@ def _selectivity(findings: dict[str, Any], axes: Any) -> None:
 
 def _along(findings: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """The first seed of every model, of the text that has the fault everywhere."""
-    by_name = next(iter(findings["fault"].values()), {})
+    by_name = findings.get("fault", {}).get(EVERYWHERE, {})
     return [(name, seeds[min(seeds)]) for name, seeds in by_name.items()]
 
 

@@ -9,6 +9,7 @@ byte, and to that of the right one; those that add most to the difference are th
 chosen on validation text; what is reported is measured on test text.
 """
 
+import tempfile
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from lab.data import held_out, split
 from torch import Tensor
 from torch.nn import functional as F
 
-from tokenformer import ablate, attribute
+from tokenformer import ablate, attribute, index_tokens
 
 from .effects import writer
 from .models import CLEAN, EVERYWHERE, RIGHT, WRONG
@@ -25,6 +26,7 @@ from .units import FFN, OUT
 SAME = next(i for i, (a, b) in enumerate(zip(RIGHT, WRONG, strict=True)) if a != b)  # "at", which both begin with
 LEFT, PLACES, BLOCKS, LENGTH = 62, 256, 96, 256
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
+INDEXED, EXAMPLES, SHOWN = 256, 3, 8  # blocks that an index reads; examples of each unit; units that are shown
 UNHARMED = 0.005  # nats a byte of clean text that may be lost where the ending is not
 Units = list[tuple[str, int]]
 
@@ -115,6 +117,26 @@ def removed(model: Any, scale: int = 1) -> dict[str, Any]:
     units = [{"layer": name, "unit": unit, "effect": round(effect, 4)} for name, unit, effect in ranked[: COUNTS[-1]]]
     whole = sum(max(0.0, effect) for _, _, effect in ranked)
     return {"before": before, "without": tried, "units": units, "effect": whole, "of": len(ranked)}
+
+
+def shown(model: Any, units: Units, scale: int = 1) -> list[dict[str, Any]]:
+    """What a user sees of units in an index of text with the fault: where each fires most, and what it promotes."""
+    text = held_out(EVERYWHERE, "validation", LENGTH, INDEXED // scale)
+    with tempfile.TemporaryDirectory() as folder:
+        index = index_tokens(model, text, folder, layers=sorted({name for name, _ in units}), examples=EXAMPLES)
+        return [
+            {
+                "contexts": [_said(one.ids[max(0, one.at - 11) : one.at + 1]) for one in index[name, unit].examples],
+                "promotes": _said([word.id for word in index[name, unit].promotes[:4]]),
+                "suppresses": _said([word.id for word in index[name, unit].suppresses[:4]]),
+            }
+            for name, unit in units
+        ]
+
+
+def _said(ids: list[int]) -> str:
+    """Bytes as they can be read, with a sign for those that cannot."""
+    return "".join(chr(one) if 32 < one < 127 and one not in b"|`" else "·" for one in ids)
 
 
 def on_test(model: Any, scale: int = 1) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Which finished models are looked into, and where what was found is kept: beside the measurements of their runs.
 
 Enters: nothing but what is trained here. Leaves: a line of the kind `inside` for each model on enwik8, and one of the
-kind `fault` for each that was trained on a wrong spelling, unless there is one already.
+kind `fault` for each that was trained on a wrong spelling, with one of what its units do, unless there is one already.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from lab.train import add_to_result, finished_model, trained
 
 import tokenformer
 
-from .fault import on_test, removed
+from .fault import SHOWN, on_test, removed, shown
 from .looking import look_into
 from .models import ADOPTED, CLEAN, NAMES, RETRAINED, THEIRS, bases, faulty, retrained
 
@@ -47,3 +47,8 @@ def look_at_faults() -> None:
             trained_on = {str(steps): on_test(finished_model(one)) for steps, one in zip(RETRAINED, after, strict=True)}
             line = {"kind": "fault", "name": name, **removed(finished_model(run)), "trained on": trained_on}
             add_to_result(run.segments()[-1], line)
+        line = found("fault", name, run)
+        if line and is_here(run) and not found("fault units", name, run):
+            units = [(one["layer"], one["unit"]) for one in line["units"][:SHOWN]]
+            seen = {"kind": "fault units", "name": name, "units": shown(finished_model(run), units)}
+            add_to_result(run.segments()[-1], seen)

@@ -14,7 +14,19 @@ from tokenformer.io import replace_file
 from . import train
 
 FILE = Path(__file__).parents[1] / "measured.jsonl"
-KINDS = ("growth", "validation", "end", "test", "broken", "ballast", "domains", "inside", "fault", "edits")
+KINDS = (
+    "growth",
+    "validation",
+    "end",
+    "test",
+    "broken",
+    "ballast",
+    "domains",
+    "inside",
+    "fault",
+    "fault units",
+    "edits",
+)
 
 
 def take() -> None:
