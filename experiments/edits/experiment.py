@@ -84,7 +84,9 @@ def _short(findings: dict[str, Any]) -> str:
             measured = one["edits"][way]
             shares = [f"{100 * measured[key]['mean']:.0f} %" for key in ("success", "paraphrase", "neighbours")]
             rows.append([name, CALLED[way], *shares, f"{measured['drift']['mean']:.5f}"])
-    return markdown(["model", "written as", "said", "in other words", "of others as before", "drift, nats a word"], rows)
+    return markdown(
+        ["model", "written as", "said", "in other words", "of others as before", "drift, nats a word"], rows
+    )
 
 
 def _table(
