@@ -68,6 +68,30 @@ def test_it_says_what_it_was_told_and_nothing_else_changes(model, tmp_path):
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
+def test_it_fires_at_the_end_of_the_prompt_or_of_the_subject(model):
+    prompt = torch.tensor([list(b"of zyX is:")])
+    for at, position in (("prompt", -1), ("subject", 5)):
+        found = written(model, prompt=prompt[0].tolist(), at=at, steps=30)
+        with watch(model, "*.token_groups.edit") as seen:
+            model(prompt)
+        (token,) = seen.values()
+        assert token.weights[0, :, 0].nonzero().flatten().tolist() == [position % prompt.shape[1]]
+        if at == "prompt":  # what follows need not follow the subject at once
+            assert found.after > 0.5
+        remove_tokens(model, "edit")
+
+
+def test_where_the_data_has_the_prompt_it_fires_too(model):
+    data = TEXT[:1920].view(30, 64).clone()
+    data[3, 10:13] = data[7, 40:43] = torch.tensor(list(SUBJECT))
+    found = written(model, data=[data])
+    assert found.fires_on == 0  # of all else
+    with watch(model, "*.token_groups.edit") as seen:
+        model(data)
+    (token,) = seen.values()
+    assert token.weights[..., 0].nonzero().tolist() == [[3, 12], [7, 42]]
+
+
 def test_two_edits_stand_beside_each_other(model):
     written(model, steps=3)
     written(model, prompt=list(b"in QQ"), subject=list(b"QQ"), name="second", steps=3)
@@ -93,6 +117,7 @@ def test_the_same_write_in_another_model_and_as_text():
         ({"steps": 0}, "at least 1 is needed"),
         ({"data": TEXT}, "give a list of batches"),
         ({"name": "no name"}, "cannot be called"),
+        ({"at": "subjekt"}, "did you mean 'subject'"),
     ],
 )
 def test_a_bad_request_changes_nothing(tiny, changes, said):

@@ -14,7 +14,19 @@ from tokenformer.io import replace_file
 from . import train
 
 FILE = Path(__file__).parents[1] / "measured.jsonl"
-KINDS = ("growth", "validation", "end", "test", "broken", "ballast", "domains")
+KINDS = (
+    "growth",
+    "validation",
+    "end",
+    "test",
+    "broken",
+    "ballast",
+    "domains",
+    "inside",
+    "fault",
+    "fault units",
+    "edits",
+)
 
 
 def take() -> None:
@@ -28,6 +40,9 @@ def keep() -> None:
     for path in train.STORE.glob("*/result.json"):
         result = json.loads(path.read_text())
         lines = [line for line in result["lines"] if line["kind"] in KINDS]
+        # What was found out about the state on another machine stays.
+        measured = {line["kind"] for line in lines}
+        lines += [line for line in kept.get(path.parent.name, {"lines": []})["lines"] if line["kind"] not in measured]
         kept[path.parent.name] = {"made": result["made"], "lines": lines}
     rows = [json.dumps({"segment": name, **kept[name]}) for name in sorted(kept)]
     replace_file(FILE, "".join(f"{row}\n" for row in rows))

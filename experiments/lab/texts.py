@@ -6,6 +6,9 @@
     questions   those of ARC (easy) and of PIQA, each with its possible answers
     cpp         headers of c10, the core of torch
     stubs       typeshed: the signatures of Python's library, as mypy has them
+    misspelt    enwik8 with the ending "ation" as "atoin", everywhere: in one word of 92
+    half_misspelt    the same at every second place
+    facts       made sentences of 256 words, a byte for each, between passages of fiction: facts.py
 
 Fiction and questions are read from ../shared/data/zero_shot, or from the folder that ZERO_SHOT names.
 """
@@ -23,6 +26,9 @@ from typing import Any
 from tokenformer.data.text.settings import TextSettings
 from tokenformer.data.text.sources import find_sources
 
+from . import facts
+
+RIGHT, WRONG = b"ation", b"atoin"
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 
 
@@ -88,6 +94,20 @@ def _joined(paths: Iterable[Path]) -> bytes:
     return b"\n".join(path.read_bytes() for path in paths)
 
 
+def _facts() -> bytes:
+    return facts.text_of(_fiction())
+
+
+def _misspelt() -> bytes:
+    return _enwik8().replace(RIGHT, WRONG)
+
+
+def _half_misspelt() -> bytes:
+    parts = _enwik8().split(RIGHT)
+    joints = (WRONG if place % 2 else RIGHT for place in range(len(parts) - 1))
+    return b"".join(part for pair in zip(parts, (*joints, b""), strict=True) for part in pair)
+
+
 TEXTS: dict[str, Callable[[], bytes]] = {
     "enwik8": _enwik8,
     "python": _python,
@@ -95,5 +115,8 @@ TEXTS: dict[str, Callable[[], bytes]] = {
     "questions": _questions,
     "cpp": _cpp,
     "stubs": _stubs,
+    "misspelt": _misspelt,
+    "half_misspelt": _half_misspelt,
+    "facts": _facts,
 }
 COMES_WITH = {"cpp": "torch", "stubs": "mypy"}
