@@ -65,9 +65,9 @@ test-serving: .venv/installed ## the server under load: 16 clients, 500 requests
 docs: .venv/installed-docs ## the documentation site, in build/docs/site
 	$(BIN)/python docs/build.py
 
-test-docs: .venv/installed-docs ## the site and the page of the server in a real browser, and the notebook (about two minutes on 2 cores)
+test-docs: .venv/installed-docs ## the site and the other pages in a real browser, and the notebook (about three minutes on 2 cores)
 	@command -v chromium >/dev/null || { echo "chromium is missing: apt-get install chromium"; exit 1; }
-	$(BIN)/python -m pytest -m docs tests/test_docs_site.py tests/test_notebook.py tests/test_serving_page.py
+	$(BIN)/python -m pytest -m docs tests/test_docs_site.py tests/test_notebook.py tests/test_serving_page.py tests/test_inspect_page.py
 
 bench: .venv/installed ## speed and memory against their targets (under 30 minutes on 2 cores)
 	$(BIN)/python benchmarks/run_all.py

@@ -8,7 +8,7 @@ from tokenformer.models.text import byte_tokenizer
 
 TEXT = "".join(f"{word} {number}\n" for number in range(9) for word in ("to be", "or not", "that is"))
 HOSTILE = (
-    "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">{{sheet}}</style>"
+    "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">{{sheet}}</style>"
     "\x00\x1b[31m\r\u202egnirts\u2066 שלום é 🎉\ufeff\u2028 &lt; ]]> `${1}` \\u003c \x7f"
 )
 

@@ -7,7 +7,6 @@ import functools
 import http.server
 import importlib
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import tokenformer
+from browsers import OVERFLOW, launched
 
 try:
     import tomllib
@@ -25,10 +25,8 @@ except ModuleNotFoundError:  # Python 3.10
 ROOT = Path(__file__).parent.parent
 SITE = ROOT / "build" / "docs" / "site"
 WIDTHS = (400, 1200)
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 BROKEN_PICTURES = "[...document.images].filter(i => !(i.complete && i.naturalWidth)).map(i => i.src)"
 PARTS = ("cost", "data.images", "data.text", "evaluation", "inspecting", "planning", "report", "serving", "training")
-OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
 def test_the_navigation_names_every_page():
@@ -82,13 +80,8 @@ def address():
 @pytest.mark.docs
 def test_every_page_in_a_browser(address):
     """No broken picture, no error on the console, nothing asked of another host, nothing wider than the window."""
-    from playwright.sync_api import sync_playwright
-
     faults = []
-    chromium = shutil.which("chromium")
-    assert chromium, "chromium is missing: apt-get install chromium"
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+    with launched() as browser:
         page = browser.new_page()
         page.on("console", lambda said: said.type == "error" and faults.append((page.url, said.text)))
         page.on("pageerror", lambda error: faults.append((page.url, str(error))))
@@ -103,5 +96,4 @@ def test_every_page_in_a_browser(address):
                 over = page.evaluate(OVERFLOW)
                 if over > 0:
                     faults.append((str(path), f"{over} pixels too wide at {width}"))
-        browser.close()
     assert not faults, "\n".join(map(str, faults))

@@ -4,18 +4,16 @@ Needs Debian's chromium: `make test-docs` runs it.
 """
 
 import re
-import shutil
 import threading
-import time
 
 import pytest
 
+from browsers import OVERFLOW, launched, wait
 from conftest import make_tiny_vision
 from inspecting_models import HOSTILE, TEXT, save_run
 from tokenformer.inspecting import load_inspection, write_inspection
 
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+ANSWERED = "document.querySelector('#live [aria-busy]').getAttribute('aria-busy') === 'false'"
 READY = "document.querySelector('#pieces [data-at]') && document.querySelector('#position h2')"
 PHONE, MIDDLE, DESKTOP = (390, 844), (1000, 800), (1440, 900)
 
@@ -29,22 +27,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def browser():
-    from playwright.sync_api import sync_playwright
-
-    chromium = shutil.which("chromium")
-    assert chromium, "chromium is missing: apt-get install chromium"
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+    with launched() as browser:
         yield browser
-        browser.close()
-
-
-def wait(page, true):
-    """Until an expression is true. Playwright's own way would need a policy that lets the page call eval."""
-    end = time.monotonic() + 60
-    while not page.evaluate(true):
-        assert time.monotonic() < end, true
-        page.wait_for_timeout(20)
 
 
 @pytest.fixture
@@ -197,19 +181,19 @@ def test_hostile_text_is_shown_and_never_run(opened, folder, tmp_path):
     (tmp_path / "long.txt").write_text(HOSTILE + "<b>" + "x" * 10**6)
     page = opened(write(folder, tmp_path / "page.html", text=tmp_path / "long.txt", layers=["layers.1.ffn"]), PHONE)
     shown = text(page, "#pieces")
-    assert shown.startswith("<script>document.title='run'</script><img src=x")
+    assert shown.startswith("<script>document.title='owned'</script><img src=x")
     assert "⟨00⟩" in shown
     assert "⟨U+202E⟩" in shown
     assert "שלום" in shown.replace("·", "")
     assert not re.search("[\x00\u202e\u2066\x1b]", page.content())
     assert page.evaluate("document.querySelectorAll('#pieces script, #pieces img, #pieces b').length") == 0
-    assert "run" not in page.title()
+    assert "owned" not in page.title()
     assert "of a file of" in text(page, ".note")
     assert page.evaluate(OVERFLOW) <= 0
     page.locator("#tab-find").click()
     page.get_by_label("Search for").fill("<script>")
     assert page.locator("#find .place").count() == 1
-    assert "run" not in page.title()
+    assert "owned" not in page.title()
     hostile = (
         page.url.partition("#")[0] + "#at=99999999&token=1e9.<b>&colour=<script>&tab=live&switched=0.0x1e999&without=x"
     )
@@ -252,7 +236,8 @@ def test_the_live_page(opened, folder):
         assert off.get_attribute("aria-pressed") == "true"
         page.locator("#tab-live").click()
         assert "off" in text(page, "#live .switches")
-        wait(page, "document.querySelectorAll('#live pre').length === 2")
+        wait(page, ANSWERED)
+        assert page.locator("#live pre").count() == 2
         said = text(page, "#live .bars")
         shared = page.url
         page.get_by_label("without all tokens of growth step 1").check()
@@ -280,7 +265,7 @@ def test_the_live_page(opened, folder):
         page.get_by_role("button", name="Look at this text").click()
         wait(page, "document.getElementById('facts').textContent.includes('typed in')")
         assert text(page, "#pieces").startswith("<script>")
-        assert "run" not in page.title()
+        assert "owned" not in page.title()
 
         again = opened(shared)  # a link has the switches
         wait(again, "document.querySelectorAll('#live pre').length === 2")

@@ -4,19 +4,16 @@ Needs Debian's chromium: `make test-docs` runs what is marked so.
 """
 
 import re
-import shutil
-import time
 from importlib.resources import files
 
 import httpx
 import pytest
 
+from browsers import OVERFLOW, launched, wait
 from serving_models import greedy, make_served, running
 from tokenformer.serving import Limits
 
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 HOSTILE = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>"
-OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
 def test_the_page_asks_nobody_else():
@@ -25,24 +22,10 @@ def test_the_page_asks_nobody_else():
     assert page.count("<script>") == page.count("<style>") == 1
 
 
-def wait(page, true):
-    """Until an expression is true. Playwright's own way would need a policy that lets the page call eval."""
-    end = time.monotonic() + 60
-    while not page.evaluate(true):
-        assert time.monotonic() < end, true
-        page.wait_for_timeout(20)
-
-
 @pytest.fixture
 def browser():
-    from playwright.sync_api import sync_playwright
-
-    chromium = shutil.which("chromium")
-    assert chromium, "chromium is missing: apt-get install chromium"
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+    with launched() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.mark.docs

@@ -96,6 +96,7 @@ class LiveView {
   }
 
   later() {
+    this.answer.setAttribute("aria-busy", "true"); // what is shown is of an earlier state
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.ask(), WAIT);
   }
@@ -110,7 +111,9 @@ class LiveView {
   async ask() {
     const number = ++this.asked;
     const answer = await this.post("api/answer", this.request());
-    if (number !== this.asked || !answer) return;
+    if (number !== this.asked) return;
+    this.answer.setAttribute("aria-busy", "false");
+    if (!answer) return;
     Object.assign(this.sheet.facts.words, answer.words);
     this.answer.replaceChildren(...this.answered(answer));
     this.say(`Computed in ${Math.round(answer.milliseconds)} ms.`);
