@@ -38,7 +38,7 @@ WRITTEN = {
 MAY_BE_NEGATIVE = ("residual", "share of", "effect", "correlation")
 
 
-@pytest.mark.parametrize("name", [*SCRIPTS, "drafts", "agreement"])
+@pytest.mark.parametrize("name", [*SCRIPTS, "drafts", "agreement", "inspecting"])
 def test_a_dry_run_writes_its_result(name, tmp_path, capsys):
     script = importlib.import_module(name)
     suite.run(script.measure, script.__doc__, argv=["--quick", "--repeats", "1", "--out", str(tmp_path)])
@@ -56,8 +56,10 @@ def test_a_dry_run_writes_its_result(name, tmp_path, capsys):
 
 def test_make_bench_runs_every_benchmark_that_has_figures():
     with_figures = {path.stem for path in BENCHMARKS.glob("*.py") if "run(measure, __doc__" in path.read_text()}
-    # One more needs a C++ compiler, and two the run of `make demo`.
-    assert with_figures - {"suite", "compiled", "drafts", "agreement"} == set(SCRIPTS)
+    # Two more need a C++ compiler, and three the run of `make demo`.
+    assert with_figures - {"suite", "compiled", "compiled_decoding", "drafts", "agreement", "inspecting"} == set(
+        SCRIPTS
+    )
     assert "benchmarks/run_all.py" in (suite.ROOT / "Makefile").read_text()
 
 

@@ -9,7 +9,7 @@ one. Then five texts one after the other.
 
 import math
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ from lab.train import add_to_result, trained
 HERE = Path(__file__).parent
 COLUMNS = (*BUDGETS, ALL)
 TRIED = BUDGETS[:2]  # budgets at which ideas are tried
+# Compared where they have learnt equally much.
+KINDS = ("tokens beside FFNs", "tokens beside all layers", "LoRA")
 FORGOTTEN = 0.6  # nats a byte on the old text, beyond which the figures do not look
 
 
@@ -148,11 +150,12 @@ def _panel(findings: dict[str, Any], text: str, budget: str, axes: Any) -> None:
 
 
 def tables(findings: dict[str, Any]) -> dict[str, str]:
-    """By text the losses on it and on enwik8; sizes and rates; ideas; five texts."""
+    """By text the losses on it and on enwik8, and what equal gains cost; sizes and rates; ideas; five texts."""
     made = {}
     for text in TEXTS:
         made[text] = _losses(findings, text, "new")
         made[f"{text}_old"] = _losses(findings, text, "old")
+        made[f"{text}_equal"] = _equal_gains(findings, text)
     return {**made, "sizes": _sizes(findings), "ideas": _ideas(findings), "texts": _texts(findings)}
 
 
@@ -163,6 +166,34 @@ def _losses(findings: dict[str, Any], text: str, which: str) -> str:
         cells = [started.get(WAYS[way].base, {}), *(sizes.get(budget, {}) for budget in COLUMNS)]
         rows.append([way, *(with_spread(found.get(which, {}).get("test")) for found in cells)])
     return markdown([f"loss on {text if which == 'new' else OLD}", "before", *COLUMNS], rows)
+
+
+def _equal_gains(findings: dict[str, Any], text: str) -> str:
+    """What is forgotten when all have learnt as much as the worst of them does at its best."""
+    found, rows = _in_order(findings, text), []
+    for name, budget in product(BASES, BUDGETS):
+        curves = {way: _curve(found[way][budget]) for way in found if WAYS[way].base == name and budget in found[way]}
+        adapters = {way: curves[way] for way in (f"{name}, {kind}" for kind in KINDS) if way in curves}
+        if len(adapters) < 2:
+            continue
+        reached = max(curve[-1][0] for curve in adapters.values())
+        cells = [_old_at(adapters.get(f"{name}, {kind}", []), reached) for kind in KINDS]
+        rows.append([name, budget, number(reached), *("-" if old is None else number(old) for old in cells)])
+    return markdown(["model", "parameters", f"loss on {text}", *(f"{OLD}: {kind}" for kind in KINDS)], rows)
+
+
+def _curve(found: dict[str, Any]) -> list[tuple[float, float]]:
+    """The losses on the new and the old text, from the lowest rate to the best."""
+    points = [(one["new"], one["old"]) for _, one in sorted(found["rates"].items(), key=lambda item: float(item[0]))]
+    return points[: 1 + points.index(min(points))]
+
+
+def _old_at(curve: list[tuple[float, float]], reached: float) -> float | None:
+    """The loss on the old text where a curve has this loss on the new one, between two of its points."""
+    for (new, old), (lower, higher) in pairwise(curve):
+        if lower <= reached <= new:
+            return old + (higher - old) * (new - reached) / (new - lower)
+    return None
 
 
 def _in_order(findings: dict[str, Any], text: str) -> dict[str, dict[str, Any]]:
